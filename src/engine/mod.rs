@@ -1,23 +1,21 @@
 //! Runs agents: the loop, delegation, budgets, the record. Knows nothing of HTTP and nothing of storage engines.
 
-pub mod add_message;
 pub mod admission;
 pub mod agent_check;
 pub mod approval;
 pub mod blocking;
-pub mod cancel;
 pub mod capture;
-pub mod client_results;
 pub mod cluster;
 pub mod context;
+pub mod control;
 pub mod conversation;
 pub mod delegation;
 pub mod delete_at_end;
 pub mod dry_run;
 pub mod fork;
-pub mod hold;
 pub mod memories;
 pub mod memory_gc;
+pub mod node_tasks;
 pub mod overview;
 pub mod prepare;
 pub mod record;
@@ -31,7 +29,6 @@ pub mod run_owners;
 pub mod runner;
 pub mod runner_control;
 pub mod schedules;
-pub mod second_look;
 pub mod settings;
 pub mod state;
 pub mod structured_input;

@@ -7,8 +7,8 @@ use jiff::Timestamp;
 
 use crate::domain::mcp::McpServer;
 use crate::engine::blocking::run_blocking;
-use crate::engine::cluster::other_agents;
 use crate::engine::context::Engine;
+use crate::engine::node_tasks::other_agents;
 use crate::engine::runner::Runner;
 use crate::telemetry::metrics::ProviderRequests;
 use crate::tools::mcp::ConnectionState;

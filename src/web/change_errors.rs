@@ -1,9 +1,9 @@
 //! The problems of requests that change a run at work.
 
-use crate::engine::add_message::AddMessageError;
 use crate::engine::approval::decision::DecideError;
-use crate::engine::client_results::ClientResultsError;
-use crate::engine::hold::HoldError;
+use crate::engine::control::add_message::AddMessageError;
+use crate::engine::control::client_results::ClientResultsError;
+use crate::engine::control::hold::HoldError;
 use crate::web::error::{Problem, RESTART_INTERVAL_SECS, RETRY_INTERVAL_SECS};
 use crate::web::problem_code::ProblemCode;
 

@@ -4,7 +4,6 @@ pub mod held_time;
 pub mod history;
 pub mod interrupted_runs;
 pub mod recovery;
-pub mod resume_suspended;
 pub mod run_diff;
 pub mod run_log;
 pub mod tree_reads;

@@ -8,7 +8,7 @@ use jiff::{SignedDuration, Timestamp};
 use crate::domain::message::{ToolCall, ToolResult};
 use crate::domain::run::now;
 use crate::engine::approval::pause;
-use crate::engine::cancel;
+use crate::engine::control::cancel;
 use crate::engine::replay::held_time;
 use crate::engine::run_loop::call_records::CompletedCall;
 use crate::engine::run_loop::tool_calls::{self, BatchContext};

@@ -11,7 +11,7 @@ use tracing::info;
 use crate::config::KeyScope::Run;
 use crate::domain::content::{Content, Part};
 use crate::domain::run::RunId;
-use crate::engine::add_message::{AddMessageError, MessageRequest};
+use crate::engine::control::add_message::{AddMessageError, MessageRequest};
 use crate::store::{ClaimedRun, IdempotencyClaim, StoreError};
 use crate::web::auth::Principal;
 use crate::web::body::content::{AttachmentCounter, ContentInput};

@@ -4,7 +4,7 @@
 use std::fs;
 
 use axed::domain::run::{RunId, Status};
-use axed::engine::add_message::{AddMessageError, MessageRequest};
+use axed::engine::control::add_message::{AddMessageError, MessageRequest};
 use axed::engine::fork::request::{DefinitionChoice, ForkEdit, ForkPoint, ForkRequest};
 use axed::engine::request::RunRequest;
 use axed::store::runs::RunRecords;

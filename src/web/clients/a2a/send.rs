@@ -11,7 +11,7 @@ use crate::config::KeyScope;
 use crate::domain::attachment::Digest;
 use crate::domain::content::Content;
 use crate::domain::run::{Run, RunId};
-use crate::engine::add_message::{AddMessageError, MessageRequest};
+use crate::engine::control::add_message::{AddMessageError, MessageRequest};
 use crate::engine::request::RunRequest;
 use crate::engine::state::broadcaster::Subscription;
 use crate::store::{IdempotencyClaim, StoreError};

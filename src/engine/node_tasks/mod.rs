@@ -1,15 +1,20 @@
-//! Starts what a node does beside its runs, as long as other nodes may share its database.
+//! What a node does beside its runs: resumes suspended trees, and serves the other nodes that may share its database.
 
 use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::engine::cluster::{
-    budgets, claims, follow, message_loop, other_agents, permits, unserved,
-};
+use crate::engine::cluster::{follow, permits};
 use crate::engine::context::Engine;
 use crate::standing_task;
+
+pub mod budgets;
+pub mod claims;
+pub mod message_loop;
+pub mod other_agents;
+pub mod resume_suspended;
+pub mod unserved;
 
 /// Who waits for a task, and what ends it.
 type Owner<'e> = (&'e TaskTracker, &'e CancellationToken);

@@ -7,10 +7,10 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use crate::domain::run::{Run, RunId};
-use crate::engine::cluster::perform_change;
-use crate::engine::cluster::run_change::RunChange;
-use crate::engine::cluster::wake_up;
 use crate::engine::context::Engine;
+use crate::engine::control::perform_change;
+use crate::engine::control::run_change::RunChange;
+use crate::engine::control::wake_up;
 use crate::store::StoreError;
 use crate::store::cluster::{Cluster, TreeOwner};
 use crate::store::new_request::{NewRequest, RequestId};

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::domain::event::{EventKind, ResumeCause};
 use crate::domain::run::{Run, RunId, Status};
 use crate::engine::context::Engine;
-use crate::engine::second_look;
+use crate::engine::control::second_look;
 use crate::engine::state::active_run::ActiveRun;
 use crate::store::{Change, StoreError};
 

@@ -8,8 +8,8 @@ use tokio_util::sync::CancellationToken;
 use crate::domain::event::EventKind;
 use crate::domain::run::{RunId, Status};
 use crate::engine::context::Engine;
+use crate::engine::control::second_look;
 use crate::engine::record::journal;
-use crate::engine::second_look;
 use crate::engine::state::active_run::{ActiveRun, CancelState};
 #[cfg(doc)]
 use crate::engine::state::sessions::SessionGuard;

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use crate::domain::run::RunId;
-use crate::engine::cancel;
-use crate::engine::cluster::run_change::RunChange;
-use crate::engine::cluster::send_change;
 use crate::engine::context::Engine;
+use crate::engine::control::cancel;
+use crate::engine::control::run_change::RunChange;
+use crate::engine::control::send_change;
 use crate::engine::state::sessions::OnBusy;
 use crate::store::StoreError;
 use crate::store::new_request::{NewRequest, RequestId};

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::domain::attachment::{Attachment, Blobs, Digest};
-use crate::engine::add_message::MessageRequest;
+use crate::engine::control::add_message::MessageRequest;
 use crate::engine::state::approval_decision::ApprovalDecision;
 use crate::engine::state::client_calls::ClientResults;
 use crate::store::StoreError;
@@ -96,8 +96,8 @@ mod tests {
     use crate::domain::attachment::Attachment;
     use crate::domain::content::{Content, Part};
     use crate::domain::event::Decision;
-    use crate::engine::add_message::MessageRequest;
-    use crate::engine::cluster::run_change::RunChange;
+    use crate::engine::control::add_message::MessageRequest;
+    use crate::engine::control::run_change::RunChange;
     use crate::engine::state::approval_decision::ApprovalDecision;
 
     fn sent(change: &RunChange) -> RunChange {
