@@ -262,6 +262,10 @@ impl Agent {
     pub fn client_tools(&self) -> &[ClientTool] {
         self.client.as_ref().map_or(&[], |client| &client.tools)
     }
+
+    pub fn subagent_settings(&self) -> SubagentSettings {
+        self.subagent.clone().unwrap_or_default()
+    }
 }
 
 impl Deref for Agent {

@@ -7,7 +7,7 @@ use crate::domain::message::Message;
 use crate::domain::run::RunId;
 use crate::engine::admission::placement::Placement;
 use crate::engine::context::Engine;
-use crate::engine::replay::history;
+use crate::engine::history;
 use crate::engine::request::{RunRequest, StartError};
 use crate::engine::state::cluster_permits::{EnteringRun, QueuedTree};
 use crate::engine::state::queued_bytes::HeldBytes;

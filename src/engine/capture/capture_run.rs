@@ -21,7 +21,6 @@ use crate::domain::run::{Run, Scope, Status};
 use crate::engine::capture::RecordingError;
 use crate::engine::capture::offer::{self, ToolTable};
 use crate::engine::context::Engine;
-use crate::engine::delegation::ad_hoc;
 use crate::engine::record::agent_snapshots;
 use crate::engine::recording::neutral::{neutral_params, plain_text, result_text};
 use crate::engine::state::pinned_agents::SubAgents;
@@ -272,7 +271,7 @@ fn scope(run: &Run, agent: &Agent, parent: Option<&TreePosition>) -> Option<Scop
     };
     let limit = match agent.ad_hoc {
         Some(_) => {
-            let settings = ad_hoc::subagent_settings(&parent.agent);
+            let settings = parent.agent.subagent_settings();
             parent.scope.max_ad_hoc_depth(settings.max_depth)
         }
         None => parent.scope.max_depth,

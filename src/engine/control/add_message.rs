@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::domain::content::Content;
 use crate::domain::run::{RunId, Status};
 use crate::engine::context::Engine;
-use crate::engine::replay::run_log::RecordedMessages;
+use crate::engine::history::run_log::RecordedMessages;
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::inbox;
 use crate::record::entry::Entry;

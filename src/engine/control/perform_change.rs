@@ -22,7 +22,7 @@ use crate::engine::control::client_results::{self, ClientResultsError};
 use crate::engine::control::hold::{self, HoldError};
 use crate::engine::control::run_change::RunChange;
 use crate::engine::control::wake_up;
-use crate::engine::replay::run_log;
+use crate::engine::history::run_log;
 use crate::engine::state::approval_decision::ApprovalDecision;
 use crate::store::new_request::RequestId;
 use crate::store::node_messages::NodeMessage;

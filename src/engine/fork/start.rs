@@ -18,7 +18,7 @@ use crate::engine::record::journal;
 use crate::engine::record::recorded_request;
 use crate::engine::record::run_record;
 use crate::engine::record::webhook_events;
-use crate::engine::replay::recovery;
+use crate::engine::recovery;
 use crate::engine::request::StartError;
 use crate::engine::root_run::{self, ResumedRoot};
 use crate::engine::state::cluster_permits::QueuedTree;

@@ -14,7 +14,7 @@ use crate::engine::cluster::permits;
 use crate::engine::cluster::retry_log::RetryLog;
 use crate::engine::context::Engine;
 use crate::engine::record::agent_snapshots;
-use crate::engine::replay::recovery;
+use crate::engine::recovery;
 use crate::engine::root_run;
 use crate::store::StoreError;
 use crate::store::cluster::Cluster;

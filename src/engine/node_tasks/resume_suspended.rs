@@ -10,7 +10,7 @@ use futures_util::future::BoxFuture;
 use crate::domain::run::{Run, RunId};
 use crate::engine::cluster::follow;
 use crate::engine::context::{Engine, RunContext};
-use crate::engine::replay::recovery::{self, RecoveredRun};
+use crate::engine::recovery::{self, RecoveredRun};
 use crate::engine::root_run;
 use crate::engine::state::active_run::MAX_MALFORMED_SUSPENSIONS;
 use crate::engine::state::suspension::{INITIAL_PROBE_INTERVAL, MAX_PROBE_INTERVAL, SuspendedTree};

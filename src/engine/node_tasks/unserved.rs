@@ -13,7 +13,7 @@ use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::cluster::retry_log::RetryLog;
 use crate::engine::context::Engine;
 use crate::engine::node_tasks::claims;
-use crate::engine::replay::interrupted_runs;
+use crate::engine::recovery::interrupted_runs;
 use crate::engine::state::failures;
 use crate::engine::state::run_warnings::RunWarnings;
 use crate::store::StoreError;

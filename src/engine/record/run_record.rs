@@ -1,10 +1,10 @@
-//! The record of a new run, and the state that another process needs to resume it.
+//! The record of a new run, the state that another process needs to resume it, and the log's line about its end.
 
 use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use crate::domain::run::Run;
+use crate::domain::run::{Run, now};
 use crate::domain::usage::{TreeUsage, Usage};
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::deadline::Deadline;
@@ -52,4 +52,18 @@ pub fn pinned_agents(run: &ActiveRun) -> Option<Arc<str>> {
 /// The deadline in calendar time, which outlives the process, with the limit in seconds that set it.
 pub fn wall_clock_deadline(run: &ActiveRun) -> Option<(Timestamp, u64)> {
     run.deadline().map(Deadline::to_wall_clock)
+}
+
+/// The log's line about the end of a run, without any text of a client or a model.
+pub fn log_end(run: &Run) {
+    let status = run.status.as_str();
+    let usage = &run.usage;
+    let duration_ms = run.duration_ms(now());
+    tracing::info!(
+        run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0, status,
+        error = run.error.as_ref().map(|error| error.code.to_string()),
+        duration_ms, turns = run.turns, input_tokens = usage.tokens.input, output_tokens = usage.tokens.output,
+        tool_calls = usage.tool_calls, cost_usd = usage.cost.map(|cost| cost.to_usd()),
+        "{} of agent {} is {status} after {duration_ms} ms", run.id, run.agent
+    );
 }

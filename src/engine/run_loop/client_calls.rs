@@ -9,7 +9,7 @@ use crate::domain::message::{ToolCall, ToolResult};
 use crate::domain::run::now;
 use crate::engine::approval::pause;
 use crate::engine::control::cancel;
-use crate::engine::replay::held_time;
+use crate::engine::history::held_time;
 use crate::engine::run_loop::call_records::CompletedCall;
 use crate::engine::run_loop::tool_calls::{self, BatchContext};
 use crate::engine::state::active_run::ActiveRun;

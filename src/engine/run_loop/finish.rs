@@ -10,10 +10,10 @@ use crate::domain::run::{Outcome, Run, now};
 use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::admission::run_permits::RunPermits;
 use crate::engine::context::RunContext;
-use crate::engine::delegation::child_result;
 use crate::engine::memories::MemoryError;
-use crate::engine::replay::interrupted_runs;
-use crate::engine::run_loop::end_log;
+use crate::engine::record::run_record;
+use crate::engine::recovery::interrupted_runs;
+use crate::engine::run_loop::delegation::child_result;
 use crate::engine::run_loop::ending::{Ending, LoopOutcome, LoopState};
 use crate::engine::run_loop::run_spans;
 use crate::engine::state::active_run::ActiveRun;
@@ -274,7 +274,7 @@ pub fn finish(context: &RunContext, end_result: Result<Arc<Run>, StoreError>) ->
     match &end_result {
         Ok(run) => {
             run_spans::end_run(&context.run, run);
-            end_log::log_end(run);
+            run_record::log_end(run);
             if let Some(error) = &run.error {
                 tracing::warn!(
                     run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,

@@ -3,7 +3,7 @@
 use tokio::time::Instant;
 
 use crate::domain::message::Message;
-use crate::engine::replay::history;
+use crate::engine::history;
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::budget;
 use crate::engine::state::turn_error::TurnError;

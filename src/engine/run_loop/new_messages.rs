@@ -3,7 +3,7 @@
 use tokio::sync::MutexGuard;
 
 use crate::engine::context::RunContext;
-use crate::engine::replay::run_log::RecordedMessages;
+use crate::engine::history::run_log::RecordedMessages;
 use crate::engine::run_loop::turn_loop::TurnLoop;
 use crate::engine::state::inbox::Messages;
 use crate::record::entry::Entry;

@@ -11,7 +11,7 @@ use crate::domain::service::Service;
 use crate::domain::structured;
 use crate::domain::usage::Usage;
 use crate::engine::context::RunContext;
-use crate::engine::replay::run_log::{RecordedCalls, RecordedRun, RecordedTurn};
+use crate::engine::history::run_log::{RecordedCalls, RecordedRun, RecordedTurn};
 use crate::engine::run_loop::ending::{Ending, LoopOutcome, error_ending};
 use crate::engine::run_loop::final_text::{self, MAX_RESUMED_CHECKS, OutputCheck};
 use crate::engine::run_loop::limits::check_limits;

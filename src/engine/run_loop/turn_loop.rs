@@ -8,7 +8,7 @@ use crate::domain::message::{AssistantMessage, ToolCall};
 use crate::domain::usage::TokenUsage;
 use crate::engine::context::RunContext;
 use crate::engine::conversation::Conversation;
-use crate::engine::delegation::delegate::DriveFn;
+use crate::engine::run_loop::delegation::delegate::DriveFn;
 use crate::engine::run_loop::ending::LoopState;
 use crate::engine::run_loop::request_bounds::RequestBounds;
 use crate::engine::run_loop::setup::Setup;

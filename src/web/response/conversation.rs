@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 
 use crate::domain::content::Content;
 use crate::domain::message::{Message, ToolCall, ToolResult};
-use crate::engine::replay::history::{self, RecordedConversation};
+use crate::engine::history::{self, RecordedConversation};
 use crate::store::runs::PAGE_BYTES;
 
 /// A run's conversation as recorded.
@@ -105,7 +105,7 @@ mod tests {
 
     use super::Conversation;
     use crate::domain::message::{AssistantMessage, ToolCall, ToolResult};
-    use crate::engine::replay::history::RecordedConversation;
+    use crate::engine::history::RecordedConversation;
     use crate::record::entry::{Entry, ReplyReport};
     use crate::store::runs::PAGE_BYTES;
 

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::config::KeyScope::Read;
 use crate::domain::run::RunId;
-use crate::engine::replay::run_diff::{self, RunDiff};
+use crate::engine::history::run_diff::{self, RunDiff};
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
 use crate::web::extract::path::{Params, RunPath, visible_run_id};

@@ -13,7 +13,7 @@ use tracing::info;
 
 use crate::config::KeyScope::{Admin, Cancel, Read};
 use crate::domain::run::{Run, RunId, Status, now};
-use crate::engine::replay::history::RecordedConversation;
+use crate::engine::history::RecordedConversation;
 use crate::record::entry;
 use crate::store::runs::{PAGE_BYTES, RunFilter, RunPage};
 use crate::store::{ClaimedRun, IdempotencyClaim};

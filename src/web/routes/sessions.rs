@@ -12,7 +12,7 @@ use tracing::{error, info};
 use crate::config::KeyScope::{Cancel, Read};
 use crate::domain::run::{Run, RunId, Status, now};
 use crate::domain::timestamp_text;
-use crate::engine::replay::history::{self, RecordedConversation};
+use crate::engine::history::{self, RecordedConversation};
 use crate::engine::state::sessions::SessionKey;
 use crate::record::entry;
 use crate::store::StoreError;

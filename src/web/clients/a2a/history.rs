@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::domain::content::{self, Content};
 use crate::domain::message::Message as RunMessage;
 use crate::domain::run::Run;
-use crate::engine::replay::history::RecordedConversation;
+use crate::engine::history::RecordedConversation;
 use crate::record::entry::Entry;
 use crate::store::runs::PAGE_BYTES;
 use crate::web::clients::a2a::context::context_id;

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::domain::run::Run;
-use crate::engine::replay::run_diff::{self, Change, DiffNode, RunDiff, TreeTotals};
+use crate::engine::history::run_diff::{self, Change, DiffNode, RunDiff, TreeTotals};
 use crate::web::console::format;
 use crate::web::console::layout::Page;
 use crate::web::console::parts;

@@ -1,4 +1,4 @@
-//! The conversation of a recorded run, and the trimmed history that a session's next run receives.
+//! Reads the record of runs: the conversation of one, and the trimmed history that a session's next run receives.
 
 use std::collections::BTreeMap;
 
@@ -11,6 +11,11 @@ use crate::providers::reasoning;
 use crate::record::entry::{self, Entry};
 use crate::store::StoreError;
 use crate::store::runs::SessionQuery;
+
+pub mod held_time;
+pub mod run_diff;
+pub mod run_log;
+pub mod tree_reads;
 
 /// Replaces omitted messages.
 const OMITTED_NOTICE: &str = "[Earlier messages of this conversation were left out.]";

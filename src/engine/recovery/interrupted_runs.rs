@@ -6,7 +6,7 @@ use crate::domain::failure::Failure;
 use crate::domain::run::{Run, RunId, Status, now};
 use crate::domain::webhook::Webhook;
 use crate::engine::context::Engine;
-use crate::engine::run_loop::end_log::log_end;
+use crate::engine::record::run_record::log_end;
 use crate::engine::state::failures;
 use crate::store::StoreError;
 use crate::store::runs::UnfinishedRun;

@@ -8,8 +8,8 @@ use crate::domain::run::{Run, RunId, Scope};
 use crate::domain::usage::TreeUsage;
 use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::context::RunContext;
-use crate::engine::delegation::ad_hoc;
 use crate::engine::record::run_record;
+use crate::engine::run_loop::delegation::ad_hoc;
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::budget::AccountIds;
 use crate::engine::state::deadline::Deadline;
@@ -107,7 +107,7 @@ pub fn prepare_ad_hoc(
     id: RunId,
 ) -> Result<ChildRun, String> {
     let agent = ad_hoc::derive_agent(&parent.run.agent, request);
-    let settings = ad_hoc::subagent_settings(&parent.run.agent);
+    let settings = parent.run.agent.subagent_settings();
     let max_depth = parent.run.scope.max_ad_hoc_depth(settings.max_depth);
     check_provider(parent, &agent)?;
     let accounts = ad_hoc::account_ids(&parent.run);

@@ -10,7 +10,7 @@ use crate::domain::message::{AssistantMessage, ToolResult, truncate_to_bytes};
 use crate::domain::run::{Run, RunId, Status, now};
 use crate::domain::run_path;
 use crate::domain::usage::TreeUsage;
-use crate::engine::replay::tree_reads;
+use crate::engine::history::tree_reads;
 use crate::record::entry::{self, Entry};
 use crate::store::StoreError;
 use crate::store::run_store::RunStore;

@@ -10,9 +10,7 @@ use tokio::time::Instant;
 use crate::domain::agent::Agent;
 use crate::domain::run::{Run, RunId, Scope, Status, now};
 use crate::engine::context::{Engine, RunContext};
-use crate::engine::delegation::ad_hoc;
 use crate::engine::record::agent_snapshots;
-use crate::engine::replay::interrupted_runs;
 use crate::engine::state::active_run::{ActiveRun, RestoredState};
 use crate::engine::state::ad_hoc_quotas::AdHocQuotas;
 use crate::engine::state::budget::Budgets;
@@ -27,6 +25,8 @@ use crate::engine::state::tree::{Tree, TreeSuspension};
 use crate::engine::state::tree_trace::TreeTrace;
 use crate::store::runs::UnfinishedRun;
 use crate::store::{ResumeState, StoreError};
+
+pub mod interrupted_runs;
 
 /// Resumes an orphaned child below `parent`, once, and adds it to the active runs. `accounts` are those that it draws on
 /// beside its own. `None` if it is not among the orphans or cannot be resumed.
@@ -148,7 +148,7 @@ pub fn tree(engine: &Engine, run: &Run, continuation: &ResumeState, agent: &Agen
 /// The scope of a child of that run; `None` if it would be deeper than the limits allow.
 pub fn child_scope(parent: &Scope, caller: &Agent, child: RunId, agent: &Agent) -> Option<Scope> {
     let limit = match agent.ad_hoc {
-        Some(_) => parent.max_ad_hoc_depth(ad_hoc::subagent_settings(caller).max_depth),
+        Some(_) => parent.max_ad_hoc_depth(caller.subagent_settings().max_depth),
         None => parent.max_depth,
     };
     parent.child(child, agent.delegation.max_depth, limit)

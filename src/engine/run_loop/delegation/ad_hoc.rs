@@ -11,10 +11,6 @@ use crate::engine::state::active_run::ActiveRun;
 use crate::store::StoreError;
 use crate::tools::AdHocRequest;
 
-pub fn subagent_settings(parent: &Agent) -> SubagentSettings {
-    parent.subagent.clone().unwrap_or_default()
-}
-
 /// The definition of an ad-hoc sub-agent: its caller's, without the memory, the limits and the response format, which
 /// are for the caller's own task.
 pub fn derive_agent(parent: &Agent, request: &AdHocRequest<'_>) -> Arc<Agent> {
@@ -31,7 +27,7 @@ pub fn derive_agent(parent: &Agent, request: &AdHocRequest<'_>) -> Arc<Agent> {
     agent.webhook = None;
     agent.delegation.max_depth = None;
     agent.params.response_format = ResponseFormat::Text;
-    let settings = subagent_settings(parent);
+    let settings = parent.subagent_settings();
     agent.params.effort = settings.effort.or(agent.params.effort);
     agent.params.service = settings.service.or(agent.params.service);
     if let Some(model) = settings.model {
@@ -43,7 +39,7 @@ pub fn derive_agent(parent: &Agent, request: &AdHocRequest<'_>) -> Arc<Agent> {
 
 /// The quotas that apply to an ad-hoc child of this run: its parent's, and the root's if the root has any.
 pub fn quota_settings(parent: &ActiveRun) -> Vec<SubagentSettings> {
-    let mut settings = vec![subagent_settings(&parent.agent)];
+    let mut settings = vec![parent.agent.subagent_settings()];
     let root = parent
         .self_and_ancestors()
         .last()
