@@ -1,5 +1,5 @@
 //! A recording: what the models of a tree of runs were sent and what came back, and what a test of it expects. Only data;
-//! `engine/replay/recording` writes and reads its file.
+//! `engine/recording` writes and reads its file.
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};

@@ -1,4 +1,4 @@
-//! Makes recordings: of trees that have ended, from their record.
+//! Makes recordings of trees that have ended, from their record.
 
 use crate::domain::run::RunId;
 use crate::store::StoreError;
