@@ -11,8 +11,6 @@ use crate::engine::context::Engine;
 use crate::engine::control::second_look;
 use crate::engine::record::journal;
 use crate::engine::state::active_run::{ActiveRun, CancelState};
-#[cfg(doc)]
-use crate::engine::state::sessions::SessionGuard;
 use crate::store::run_store::RunStore;
 use crate::store::{Change, StoreError, Write};
 

@@ -9,4 +9,3 @@ pub mod perform_change;
 pub mod run_change;
 pub mod second_look;
 pub mod send_change;
-pub mod wake_up;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use jiff::SignedDuration;
 use serde::Serialize;
 use serde_json::value::RawValue;
+use tokio::sync::broadcast::error::RecvError;
 use tokio::task::{Id, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
@@ -21,11 +22,10 @@ use crate::engine::control::cancel;
 use crate::engine::control::client_results::{self, ClientResultsError};
 use crate::engine::control::hold::{self, HoldError};
 use crate::engine::control::run_change::RunChange;
-use crate::engine::control::wake_up;
 use crate::engine::history::run_log;
 use crate::engine::state::approval_decision::ApprovalDecision;
 use crate::store::new_request::RequestId;
-use crate::store::node_messages::NodeMessage;
+use crate::store::node_messages::{NodeMessage, ReceivedMessages};
 use crate::store::run_requests::{NO_ANSWER, OpenRequest};
 use crate::store::{IdempotencyClaim, IdempotencyKey, StoreError};
 
@@ -60,7 +60,7 @@ pub async fn serve(engine: Arc<Engine>, stop: CancellationToken) {
                     continue;
                 }
             }
-            () = wake_up::wait_for(&mut messages, |it| matches!(it, NodeMessage::Requests)) => {}
+            () = wait_for_message(&mut messages, |it| matches!(it, NodeMessage::Requests)) => {}
             Some(performed) = performing.join_next_with_id() => {
                 let (id, is_done) = match performed {
                     Ok(performed) => performed,
@@ -96,6 +96,21 @@ pub async fn serve(engine: Arc<Engine>, stop: CancellationToken) {
         }
     }
     while performing.join_next().await.is_some() {}
+}
+
+/// Returns once such a message of another node has arrived, or may have been missed.
+pub async fn wait_for_message(
+    messages: &mut ReceivedMessages,
+    is_it: impl Fn(&NodeMessage) -> bool,
+) {
+    loop {
+        match messages.recv().await {
+            Ok(message) if !is_it(&message) => {}
+            Ok(_) | Err(RecvError::Lagged(_)) => return,
+            // The store is closed: nothing arrives any more.
+            Err(RecvError::Closed) => std::future::pending().await,
+        }
+    }
 }
 
 /// Takes, performs and answers a request. Returns false if it is to be tried again.

@@ -10,7 +10,6 @@ use crate::domain::run::{Run, RunId};
 use crate::engine::context::Engine;
 use crate::engine::control::perform_change;
 use crate::engine::control::run_change::RunChange;
-use crate::engine::control::wake_up;
 use crate::store::StoreError;
 use crate::store::cluster::{Cluster, TreeOwner};
 use crate::store::new_request::{NewRequest, RequestId};
@@ -169,7 +168,7 @@ async fn await_answer(
         }
         let id = request.id.0;
         let is_answer = |it: &NodeMessage| matches!(it, NodeMessage::Answered(it) if *it == id);
-        let answered = wake_up::wait_for(&mut messages, is_answer);
+        let answered = perform_change::wait_for_message(&mut messages, is_answer);
         let _ = tokio::time::timeout(engine.sent_requests.poll_interval(), answered).await;
     }
 }

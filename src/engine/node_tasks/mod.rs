@@ -1,20 +1,24 @@
 //! What a node does beside its runs: resumes suspended trees, and serves the other nodes that may share its database.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::domain::run::now;
 use crate::engine::cluster::{follow, permits};
 use crate::engine::context::Engine;
 use crate::standing_task;
 
-pub mod budgets;
 pub mod claims;
 pub mod message_loop;
 pub mod other_agents;
 pub mod resume_suspended;
 pub mod unserved;
+
+/// A budget may be passed by what all nodes spend within this time.
+const REFRESH_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Who waits for a task, and what ends it.
 type Owner<'e> = (&'e TaskTracker, &'e CancellationToken);
@@ -23,7 +27,7 @@ pub fn start(engine: &Arc<Engine>) {
     let drained = (&engine.tasks, &engine.draining);
     spawn(engine, drained, "Taking over runs", claims::run);
     spawn(engine, drained, "Giving permits to runs", permits::run);
-    spawn(engine, drained, "Reading used budgets", budgets::run);
+    spawn(engine, drained, "Reading used budgets", add_others_charges);
     spawn(engine, drained, "Looking for unserved runs", unserved::run);
     spawn(engine, drained, "Comparing nodes", other_agents::run);
     let shut_down = (&engine.followed.tasks, &engine.shutdown);
@@ -43,4 +47,29 @@ fn spawn<F>(
     tasks.spawn(async move {
         standing_task::run(name, &stop, move |_| task(Arc::clone(&engine))).await;
     });
+}
+
+/// Adds what other nodes charge to budgets over time to what this one knows. Goes on until the daemon drains: then it accepts no runs.
+async fn add_others_charges(engine: Arc<Engine>) {
+    let Some(cluster) = engine.journal.store().cluster() else {
+        return;
+    };
+    if engine.period_budgets.is_empty() {
+        return;
+    }
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(REFRESH_INTERVAL) => {}
+            () = engine.draining.cancelled() => return,
+        }
+        let store = &**engine.journal.store();
+        let budgets = &engine.period_budgets;
+        let refreshed = async {
+            budgets.refresh(cluster, now()).await?;
+            budgets.resolve_doubts(store, cluster, now()).await
+        };
+        if let Err(error) = refreshed.await {
+            tracing::debug!(error = %error, "What other nodes have charged to budgets cannot be read now: {error}");
+        }
+    }
 }

@@ -11,7 +11,6 @@ pub mod exchange;
 pub mod final_text;
 pub mod finish;
 pub mod limits;
-pub mod links;
 pub mod new_messages;
 pub mod played_turn;
 pub mod provider_request;

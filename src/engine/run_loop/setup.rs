@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 
+use crate::domain::attachment::Attachment;
+use crate::domain::content::{AttachmentLink, Content, Part};
 use crate::domain::event::EventKind;
 use crate::domain::failure::Failure;
+use crate::domain::message::Message;
 use crate::domain::run::Run;
 use crate::domain::warning::{Warning, WarningCode};
-use crate::engine::context::RunContext;
+use crate::engine::context::{Engine, RunContext};
 use crate::engine::conversation::context_window::ContextWindow;
 use crate::engine::history::run_log::RecordedRun;
 use crate::engine::history::{self, SessionHistory};
@@ -14,13 +17,13 @@ use crate::engine::memories::PromptMemory;
 use crate::engine::prepare;
 use crate::engine::run_loop::ending::{Ending, error_ending};
 use crate::engine::run_loop::limits;
-use crate::engine::run_loop::links;
 use crate::engine::run_loop::start::{PendingWrite, RunStart, start_run};
 use crate::engine::state::failures;
 use crate::engine::state::prompt::{Prompt, RunInput};
 use crate::engine::state::turn_error::TurnError;
 use crate::engine::workdir;
 use crate::record::entry::Entry;
+use crate::ssrf;
 use crate::store::{Change, StoreError};
 use crate::tools::mcp::McpToolset;
 use crate::tools::toolbox::Toolbox;
@@ -82,7 +85,7 @@ pub async fn set_up(
         }
     }
     let mut pending_write = Some(start_write);
-    if links::has_links(&prompt.input) {
+    if has_links(&prompt.input) {
         Box::pin(fetch_links(context, &mut pending_write, &mut prompt)).await?;
     }
     let is_new = recorded_run.is_none();
@@ -207,7 +210,7 @@ async fn fetch_links(
 ) -> Result<(), Ending> {
     write_pending(context, pending_write).await?;
     let owner = context.run.tree.owner.as_deref();
-    let fetched = links::fetch(&context.engine, owner, &mut prompt.input);
+    let fetched = replace_links(&context.engine, owner, &mut prompt.input);
     limits::within_deadline(&context.run, fetched)
         .await
         .map_err(|error| error_ending(&context.run, error))?
@@ -268,4 +271,58 @@ fn unlisted_servers(context: &RunContext) -> McpToolset {
         warnings: starting.into_iter().map(warning).collect(),
         ..McpToolset::default()
     }
+}
+
+/// Whether a request names images or files by URL. They are fetched once, before the first turn, and recorded.
+fn has_links(input: &RunInput) -> bool {
+    let earlier = input.earlier.iter().any(|message| match message {
+        Message::User { content } => content.links().next().is_some(),
+        Message::Assistant(_) | Message::Tool { .. } => false,
+    });
+    earlier || input.message.links().next().is_some()
+}
+
+/// Replaces the URLs by the bytes, in their order. An error names the URL that failed and why, without its query, which may contain
+/// a secret.
+async fn replace_links(
+    engine: &Arc<Engine>,
+    key: Option<&str>,
+    input: &mut RunInput,
+) -> Result<(), String> {
+    let earlier = input
+        .earlier
+        .iter_mut()
+        .filter_map(|message| match message {
+            Message::User { content } => Some(content),
+            Message::Assistant(_) | Message::Tool { .. } => None,
+        });
+    for content in earlier.chain([&mut input.message]) {
+        let Content::Parts(parts) = content else {
+            continue;
+        };
+        for part in parts {
+            if let Part::Link(link) = part {
+                let fetched = fetch_link(engine, key, link).await;
+                let redacted_url = ssrf::redact_query(&link.url);
+                *part = fetched.map_err(|why| format!("could not fetch {redacted_url}: {why}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn fetch_link(
+    engine: &Engine,
+    key: Option<&str>,
+    link: &AttachmentLink,
+) -> Result<Part, String> {
+    let data = engine
+        .tool_registry
+        .downloader()?
+        .download(&link.url, key)
+        .await?;
+    // Its type is that of its bytes, whatever the request declares.
+    let attachment = Attachment::from_bytes(data, link.name.clone());
+    let attachment = attachment.ok_or_else(|| "it is of no kind that is taken".to_owned())?;
+    Ok(Part::from(attachment))
 }

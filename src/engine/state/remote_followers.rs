@@ -9,12 +9,10 @@ use crate::domain::node::NodeId;
 use crate::domain::run::RunId;
 use crate::store::node_messages::Follow;
 
-/// The input of the task that serves a node that follows a tree.
-pub type FollowerInput = mpsc::Sender<Follow>;
-
 #[derive(Default)]
 pub struct RemoteFollowers {
-    inputs: Mutex<HashMap<(RunId, NodeId), FollowerInput>>,
+    /// Those of the tasks that serve them, by tree and node.
+    inputs: Mutex<HashMap<(RunId, NodeId), mpsc::Sender<Follow>>>,
 }
 
 impl RemoteFollowers {
@@ -47,7 +45,7 @@ impl RemoteFollowers {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<(RunId, NodeId), FollowerInput>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<(RunId, NodeId), mpsc::Sender<Follow>>> {
         self.inputs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
