@@ -252,18 +252,19 @@ async fn the_number_of_processes_is_limited_for_every_user() {
 
 #[tokio::test]
 async fn a_command_that_uses_too_much_memory_is_ended() {
-    let app = worker("max_command_memory = \"200 MiB\"").spawn().await;
+    // The process that becomes the command has the limit too, with 100 MB of code if it was built for tests.
+    let app = worker("max_command_memory = \"400 MiB\"").spawn().await;
     if !has_python(&app) {
         return;
     }
     let mark = mark();
-    let alone = "/usr/bin/python3 -c 'print(len(bytearray(300 << 20)))'";
+    let alone = "/usr/bin/python3 -c 'print(len(bytearray(600 << 20)))'";
     let together = format!(
         "/usr/bin/python3 -c 'import os, time\nfor _ in range(10):\n\
-         \x20   if os.fork() == 0: kept = bytearray(os.urandom(1 << 20) * 30); time.sleep(10); os._exit(0)\n\
+         \x20   if os.fork() == 0: kept = bytearray(os.urandom(1 << 20) * 60); time.sleep(10); os._exit(0)\n\
          if all(os.wait()[1] == 0 for _ in range(10)): print(\"survived\")' {mark}"
     );
-    let shared = "/usr/bin/python3 -c 'import mmap, os, time\nsize = 400 << 20\n\
+    let shared = "/usr/bin/python3 -c 'import mmap, os, time\nsize = 800 << 20\n\
                   kept = mmap.mmap(-1, size); print(\"mapped\", flush=True)\n\
                   for start in range(0, size, 4096): kept[start] = 1\n\
                   time.sleep(10); print(\"survived\")'";
