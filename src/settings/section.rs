@@ -140,7 +140,7 @@ macro_rules! section {
 }
 pub(crate) use section;
 
-/// For [`section`].
+/// For `section!`.
 pub fn visit_setting<V: Visitor, T, K: Kind<T>>(
     visitor: &mut V,
     setting: &Setting,
