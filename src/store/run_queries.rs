@@ -81,8 +81,8 @@ const BLOBS: &str = concat!(
     "SELECT hash, data FROM attachments WHERE hash ",
     any!(":hashes")
 );
-/// The run that an idempotency key has accepted, unless the key has expired.
-const FIND_CLAIM: &str = "SELECT run, body, message FROM claims \
+/// The run that an idempotency key has accepted, unless the key has expired, and the hash of the request's body.
+pub const FIND_CLAIM: &str = "SELECT run, body, message FROM claims \
      WHERE credential = :credential AND route = :route AND key = :key AND expires > :now \
      AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = run)";
 const ENTRIES: &str = "SELECT e.last_seq, e.count, e.entries, e.texts \

@@ -1,5 +1,6 @@
 //! The SQL of the writer, prepared once for each connection, besides the statements of writes, which are in `run_changes`.
 
+use crate::store::run_queries::FIND_CLAIM;
 use crate::store::sql::clock::clock;
 
 /// Whether the tree of a request has ended or belongs to this node.
@@ -100,9 +101,7 @@ statements! {
     /// More rows than fit into the pages of the table and its index.
     TakeSpace: "INSERT INTO checks (id, at) SELECT -n, 0 FROM generate_series(1, 2000) AS n ON CONFLICT (id) DO NOTHING",
     ReturnSpace: "DELETE FROM checks WHERE id < 0",
-    /// The run that an idempotency key has accepted, and the hash of the request's body.
-    FindClaim: "SELECT run, body, message FROM claims WHERE credential = :credential AND route = :route AND key = :key \
-         AND expires > :now AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = run)",
+    FindClaim: FIND_CLAIM,
     /// A new idempotency key, or one that is expired or whose run is being deleted.
     UpsertClaim: "INSERT INTO claims AS c (credential, route, key, run, body, expires, message) \
          VALUES (:credential, :route, :key, :run, :body, :expires, :message) ON CONFLICT (credential, route, key) \

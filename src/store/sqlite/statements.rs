@@ -10,13 +10,9 @@ use crate::store::changes::Changes;
 use crate::store::row_changes::{
     ENDED_COLUMNS, ENDED_ROOT_COLUMNS, NEW_COLUMNS, NEW_VALUES, RowChange, SET_LAST_EVENT,
 };
+use crate::store::run_queries::FIND_CLAIM;
 use crate::store::sql::dialect::Dialect;
 use crate::store::sqlite::prepared::PreparedStatement;
-
-/// The run that an idempotency key has accepted, and the hash of the request's body.
-pub const FIND_CLAIM: &str = "SELECT run, body, message FROM claims \
-     WHERE credential = :credential AND route = :route AND key = :key AND expires > :now \
-     AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = run)";
 
 /// Declares a struct with one prepared statement a field.
 macro_rules! statements {
