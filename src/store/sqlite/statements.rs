@@ -64,8 +64,7 @@ statements! {
         insert_text: "INSERT INTO texts (run, input, task) VALUES (:run, :input, :task)",
         insert_label: "INSERT INTO labels (key, value, run) VALUES (:key, :value, :run)",
         /// What is counted of an ended run. `RETURNING` would take twice as long as this.
-        ended_run: &format!("SELECT {ENDED_ROOT_COLUMNS}, {ENDED_COLUMNS} FROM runs r JOIN runs root ON root.id = r.id \
-             WHERE r.id = :id"),
+        ended_run: &format!("SELECT {}, {ENDED_COLUMNS} FROM runs r WHERE r.id = :id", ENDED_ROOT_COLUMNS.replace("root.", "r.")),
         /// The list only grows: a shorter one is older.
         update_warnings: "UPDATE runs SET warnings = :warnings \
              WHERE id = :id AND coalesce(octet_length(warnings), 0) < octet_length(:warnings)",
