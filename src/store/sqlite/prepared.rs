@@ -3,7 +3,7 @@
 
 use rusqlite::{Connection, Error, PrepFlags, Row, Rows, Statement, ToSql};
 
-use crate::store::sql::value::{NamedValue, Params};
+use crate::store::sql::value::Params;
 
 /// Names, each with its colon, and values: what `rusqlite::named_params!` makes.
 pub type Named<'a> = &'a [(&'static str, &'a dyn ToSql)];
@@ -33,26 +33,7 @@ impl<'c> PreparedStatement<'c> {
 
     /// As [`Self::execute`], with values of which some may have no parameter.
     pub fn change(&mut self, params: Params<'_, '_>) -> rusqlite::Result<usize> {
-        if !self.has_positions(params.iter().map(|(name, _)| *name)) {
-            let position = |(name, _): &NamedValue<'_>| {
-                Ok((*name, self.statement.parameter_index(name)?.unwrap_or(0)))
-            };
-            let positions: Vec<_> = params
-                .iter()
-                .map(position)
-                .collect::<rusqlite::Result<_>>()?;
-            let (found, expected) = (
-                positions
-                    .iter()
-                    .filter(|(_, position)| *position > 0)
-                    .count(),
-                self.statement.parameter_count(),
-            );
-            if found != expected {
-                return Err(Error::InvalidParameterCount(found, expected));
-            }
-            self.positions = positions;
-        }
+        self.find_positions(params)?;
         for ((_, value), (_, position)) in params.iter().zip(&self.positions) {
             if *position > 0 {
                 self.statement.raw_bind_parameter(*position, value)?;
@@ -81,34 +62,44 @@ impl<'c> PreparedStatement<'c> {
     }
 
     fn bind(&mut self, params: Named<'_>) -> rusqlite::Result<()> {
-        if !self.has_positions(params.iter().map(|(name, _)| *name)) {
-            self.positions = self.find_positions(params)?;
-        }
-        for ((_, value), (_, position)) in params.iter().zip(&self.positions) {
-            self.statement.raw_bind_parameter(*position, value)?;
+        self.find_positions(params)?;
+        for ((name, value), (_, position)) in params.iter().zip(&self.positions) {
+            match position {
+                0 => return Err(Error::InvalidParameterName((*name).to_owned())),
+                position => self.statement.raw_bind_parameter(*position, value)?,
+            }
         }
         Ok(())
     }
 
-    /// Whether these are the names of the last execution.
-    fn has_positions(&self, names: impl ExactSizeIterator<Item = &'static str>) -> bool {
+    /// Finds where the values are bound, if they have other names than those of the last execution.
+    fn find_positions<T>(&mut self, params: &[(&'static str, T)]) -> rusqlite::Result<()> {
         // The names of one caller are the same each time, and in the same memory.
         let is_same = |name: &str, other: &str| std::ptr::eq(name, other) || name == other;
-        names.len() == self.positions.len()
-            && (names.zip(&self.positions)).all(|(name, (known, _))| is_same(name, known))
-    }
-
-    fn find_positions(&self, params: Named<'_>) -> rusqlite::Result<Vec<(&'static str, usize)>> {
-        // A parameter without a value would keep that of the execution before.
-        let expected = self.statement.parameter_count();
-        if params.len() != expected {
-            return Err(Error::InvalidParameterCount(params.len(), expected));
+        let is_known = params.len() == self.positions.len()
+            && (params.iter().zip(&self.positions))
+                .all(|((name, _), (known, _))| is_same(name, known));
+        if is_known {
+            return Ok(());
         }
-        let position = |name: &'static str| match self.statement.parameter_index(name)? {
-            Some(position) => Ok((name, position)),
-            None => Err(Error::InvalidParameterName(name.to_owned())),
+        let position = |(name, _): &(&'static str, T)| {
+            let position = self.statement.parameter_index(name)?;
+            Ok((*name, position.unwrap_or(0)))
         };
-        params.iter().map(|(name, _)| position(name)).collect()
+        let positions: Vec<_> = params
+            .iter()
+            .map(position)
+            .collect::<rusqlite::Result<_>>()?;
+        // A parameter without a value would keep that of the execution before.
+        let found = positions
+            .iter()
+            .filter(|(_, position)| *position > 0)
+            .count();
+        match self.statement.parameter_count() {
+            expected if expected == found => self.positions = positions,
+            expected => return Err(Error::InvalidParameterCount(found, expected)),
+        }
+        Ok(())
     }
 }
 
