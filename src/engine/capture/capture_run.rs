@@ -23,6 +23,7 @@ use crate::engine::capture::offer::{self, ToolTable};
 use crate::engine::context::Engine;
 use crate::engine::record::agent_snapshots;
 use crate::engine::recording::neutral::{neutral_params, plain_text, result_text};
+use crate::engine::recovery;
 use crate::engine::state::pinned_agents::SubAgents;
 use crate::providers::ErrorCategory;
 use crate::record::entry::{Entry, RecordedEntry};
@@ -266,19 +267,10 @@ impl AddedMessages {
 
 /// The scope that the run had.
 fn scope(run: &Run, agent: &Agent, parent: Option<&TreePosition>) -> Option<Scope> {
-    let Some(parent) = parent else {
-        return Some(Scope::root(run.id, agent.delegation.max_depth));
-    };
-    let limit = match agent.ad_hoc {
-        Some(_) => {
-            let settings = parent.agent.subagent_settings();
-            parent.scope.max_ad_hoc_depth(settings.max_depth)
-        }
-        None => parent.scope.max_depth,
-    };
-    parent
-        .scope
-        .child(run.id, agent.delegation.max_depth, limit)
+    match parent {
+        None => Some(Scope::root(run.id, agent.delegation.max_depth)),
+        Some(parent) => recovery::child_scope(&parent.scope, &parent.agent, run.id, agent),
+    }
 }
 
 fn add_entry(recording: &mut RunRecording, entry: Entry) {
