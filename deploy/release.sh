@@ -108,7 +108,8 @@ package_config() {
   sed -e 's|^#dirs = \["agents"\]|dirs = ["/etc/axed/agents"]|' \
     -e 's|^#dir = "data"|dir = "/var/lib/axed/data"|' \
     -e '/^# Scripted provider: /,/^scripts = /d' \
-    -e 's|docs/\([A-Z]*\.md\)|/usr/share/doc/axed/\1.gz|' config/axed.toml
+    -e 's|docs/\([A-Z]*\.md\)|/usr/share/doc/axed/\1.gz|' \
+    -e 's|docs/\([a-z]*/[a-z-]*\.md\)|/usr/share/doc/axed/\1|' config/axed.toml
 }
 
 write_package() {
@@ -129,7 +130,7 @@ write_package() {
   cp -r agents deploy/nginx.conf deploy/Caddyfile deploy/traefik.yml config/skills "$docs/examples/"
   cp deploy/debian/copyright "$docs/"
   cp docs/*.md CHANGELOG.md "$archive/THIRD-PARTY-LICENSES" "$docs/"
-  cp -r docs/guide docs/images "$docs/"
+  cp -r docs/agents docs/api docs/guide docs/images "$docs/"
   printf 'axed (%s) unstable; urgency=medium\n\n  * See CHANGELOG.md.\n\n -- %s  %s\n' \
     "$version" "$maintainer" "$(date --utc --rfc-email --date="@$SOURCE_DATE_EPOCH")" >"$docs/changelog"
   gzip --no-name --best "$docs"/*.md "$docs/THIRD-PARTY-LICENSES" "$docs/changelog"

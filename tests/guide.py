@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs the examples of the documentation against a real daemon whose models are scripted.
 
-    tests/guide.py [--axed BINARY] [page ...]        e.g. tests/guide.py approve
+    tests/guide.py [--axed BINARY] [page ...]        e.g. tests/guide.py approve api/runs
 
 Each page gets a directory and a daemon of its own. What follows a block's language decides what happens to it:
 
@@ -16,12 +16,13 @@ Each page gets a directory and a daemon of its own. What follows a block's langu
     text output     occurs in the output of the block before; "…" stands for anything
     json, text      json has to parse; text is not checked
 
-In the reference pages (docs/*.md) json is not checked, since it has "…" in place of values.
+Outside of docs/guide json is not checked, since it has "…" in place of values. Pages of docs/api begin with the first block
+of docs/api/README.md.
 
 http://127.0.0.1:8080 becomes the daemon's address, and 9000 a free port. The agents of agents/ are there. Models of
 `anthropic` are replied to by the scripts in tests/guide/, so that pages can show real models. The exit code is 0 if every
 page passed. TypeScript needs node 22.18 or the compiler in $AXED_GUIDE_TOOLS/node_modules; Go needs go. Programs of a
-language that is missing are skipped, with a line that names it. Needs python 3.11 and curl 7.82.
+language that is missing are skipped, with a line that names it. Needs python 3.11 and curl 7.81.
 """
 
 import argparse
@@ -38,6 +39,8 @@ import tomllib
 from concurrent.futures import ThreadPoolExecutor
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+API = DOCS / "api/README.md"
 FENCE = re.compile(r"^```(\w*)[ ]?([^\n]*)\n(.*?)^```$", re.M | re.S)
 CONFIG = f"""
 [providers.scripted]
@@ -81,7 +84,9 @@ def blocks(page):
 class Page:
     def __init__(self, path, axed):
         self.path, self.blocks, self.axed = path, blocks(path), axed
-        self.is_reference = path.parent == ROOT / "docs"
+        self.is_reference = DOCS in path.parents and path.parent != DOCS / "guide"
+        if path.parent == API.parent and path != API and self.has_examples():
+            self.blocks = [next(block for block in blocks(API) if block[0] == "sh"), *self.blocks]
         self.port = str(free_port())
         self.home = pathlib.Path(tempfile.mkdtemp(prefix="axed-guide-"))
 
@@ -91,7 +96,7 @@ class Page:
         environment.setdefault("GOCACHE", str(pathlib.Path.home() / ".cache/go-build"))
         environment["PATH"] = f"{self.home}/bin:{environment['PATH']}"
         self.write_files(environment)
-        if not any(language == "sh" and info == "" or info == "run" for language, info, _ in self.blocks):
+        if not self.has_examples():
             return shutil.rmtree(self.home)
         daemon = subprocess.Popen(
             ["axed", "serve", "--listen", "127.0.0.1:0"],
@@ -108,6 +113,9 @@ class Page:
             daemon.terminate()
             daemon.wait()
         shutil.rmtree(self.home)
+
+    def has_examples(self):
+        return any(language == "sh" and info == "" or info == "run" for language, info, _ in self.blocks)
 
     def text(self, block):
         return block.replace("http://127.0.0.1:8080", self.url).replace("9000", self.port)
@@ -172,9 +180,9 @@ class Page:
             file.write_text(self.text(block))
             command = self.command(language, file, environment)
             if command:
-                print(f"{self.path.stem}: {language}: {self.call(command, environment).strip().splitlines()[-1]}")
+                print(f"{name(self.path)}: {language}: {self.call(command, environment).strip().splitlines()[-1]}")
             else:
-                print(f"{self.path.stem}: skipped: {language} is not installed")
+                print(f"{name(self.path)}: skipped: {language} is not installed")
 
     def command(self, language, file, environment):
         if language == "sh":
@@ -215,11 +223,15 @@ def main():
     parser.add_argument("--axed", default=os.environ.get("AXED", target / "debug/axed"), type=pathlib.Path)
     parser.add_argument("page", nargs="*")
     arguments = parser.parse_args()
-    paths = [ROOT / "README.md", *sorted((ROOT / "docs/guide").glob("*.md")), *sorted((ROOT / "docs").glob("[A-Z]*.md"))]
-    paths = [path for path in paths if not arguments.page or path.stem in arguments.page]
+    paths = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+    paths = [path for path in paths if not arguments.page or {path.stem, name(path)} & set(arguments.page)]
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(lambda path: passes(path, arguments.axed.resolve()), paths))
     sys.exit(not all(results))
+
+
+def name(path):
+    return str(path.relative_to(DOCS if DOCS in path.parents else ROOT).with_suffix(""))
 
 
 def passes(path, axed):
@@ -228,7 +240,7 @@ def passes(path, axed):
     except (Failure, ValueError, SyntaxError) as why:
         print(f"{path}: FAILED: {why}", flush=True)
         return False
-    print(f"{path.stem}: passed", flush=True)
+    print(f"{name(path)}: passed", flush=True)
     return True
 
 

@@ -1,6 +1,6 @@
 //! Scripted provider: canned replies from files, for demos and for tests of agents.
 //!
-//! A script is a TOML file: `<model>.toml` holds the replies of `<provider>/<model>`. `docs/AGENTS.md` documents the format.
+//! A script is a TOML file: `<model>.toml` holds the replies of `<provider>/<model>`. `docs/agents/scripts.md` documents the format.
 //! The conversation alone determines the reply, so the reply is the same in every process and with any number of concurrent
 //! runs. The only state is a count of raised errors per conversation.
 
