@@ -130,7 +130,7 @@ write_package() {
   cp -r agents deploy/nginx.conf deploy/Caddyfile deploy/traefik.yml config/skills "$docs/examples/"
   cp deploy/debian/copyright "$docs/"
   cp docs/*.md CHANGELOG.md "$archive/THIRD-PARTY-LICENSES" "$docs/"
-  cp -r docs/agents docs/api docs/guide docs/images "$docs/"
+  cp -r docs/agents docs/api docs/guide docs/images docs/operations docs/tools "$docs/"
   printf 'axed (%s) unstable; urgency=medium\n\n  * See CHANGELOG.md.\n\n -- %s  %s\n' \
     "$version" "$maintainer" "$(date --utc --rfc-email --date="@$SOURCE_DATE_EPOCH")" >"$docs/changelog"
   gzip --no-name --best "$docs"/*.md "$docs/THIRD-PARTY-LICENSES" "$docs/changelog"

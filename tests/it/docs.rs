@@ -11,8 +11,6 @@ use crate::support::app::TestApp;
 use crate::support::daemon::AXED;
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
-/// Pages that are above the limit today.
-const TO_SPLIT: [&str; 2] = ["docs/OPERATIONS.md", "docs/TOOLS.md"];
 
 #[tokio::test]
 async fn the_examples_of_the_guide_work() {
@@ -97,9 +95,8 @@ fn the_index_lists_every_page() {
 fn a_page_has_at_most_30_kb() {
     for page in pages() {
         let bytes = fs::read(&page).expect("a page").len();
-        let is_next = TO_SPLIT.iter().any(|name| page.ends_with(name));
         assert!(
-            bytes <= 30_000 || is_next,
+            bytes <= 30_000,
             "{} has {bytes} bytes: split it",
             page.display()
         );

@@ -108,7 +108,7 @@ properties = { ticket = { type = "object", properties = { id = { type = "integer
         /// Labels that a node needs to drive root runs of the agent, if several nodes share a database.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         pub node: Vec<String>, Unique(|labels| check_labels(&labels).map(|()| labels)), example = "[\"gpu\"]";
-        /// The built-in tools that the agent may use (docs/TOOLS.md): `list_directory`, `read_file`, `find_path` and `grep` read;
+        /// The built-in tools that the agent may use (docs/tools/): `list_directory`, `read_file`, `find_path` and `grep` read;
         /// `write_file`, `edit_file`, `create_directory`, `copy_path`, `move_path` and `delete_path` change what is in `workdir`;
         /// `url_fetch` and `web_search` read the web; `run_command` runs commands, where the server allows it.
         pub tools: Vec<String>, Unique(Ok), example = "[\"list_directory\", \"read_file\", \"find_path\", \"grep\"]";
@@ -121,7 +121,7 @@ properties = { ticket = { type = "object", properties = { id = { type = "integer
         pub stream: bool, Flag;
         /// The time limit of a run in seconds; 0 means the server's.
         pub timeout: Option<Duration>, Seconds(0);
-        /// The tools whose calls wait for a person's approval (docs/TOOLS.md): those of `tools`, `call_agent`, `subagent`,
+        /// The tools whose calls wait for a person's approval (docs/tools/): those of `tools`, `call_agent`, `subagent`,
         /// `read_skill`, or `<server>__<tool>`.
         pub approve: Vec<String>, Unique(Ok), example = "[\"call_agent\"]";
         /// Seconds that each such call waits; then it is denied. 0 means no limit.

@@ -34,7 +34,7 @@ pub async fn check(connector: &Connector, client: &Client) -> Result<(), StoreEr
         .map_err(|error| name.error(&error))?
     {
         warn!(
-            "{name}: a pooler drops the time limits of sessions, so a node that is cut off may keep locks; give them to the database's user with ALTER ROLE (docs/OPERATIONS.md#behind-a-pooler)"
+            "{name}: a pooler drops the time limits of sessions, so a node that is cut off may keep locks; give them to the database's user with ALTER ROLE (docs/operations/postgresql.md#behind-a-pooler)"
         );
     }
     Ok(())

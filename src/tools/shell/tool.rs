@@ -79,7 +79,7 @@ pub enum DisabledReason {
     #[error(
         "run_command is not offered: this system cannot end all processes of a command at once, so some could outlive \
          their call; it needs user namespaces, Linux 6.12, or a control group that is delegated to this daemon \
-         (docs/TOOLS.md, Commands); tools.allow_unconfined = true offers it without"
+         (docs/tools/commands.md); tools.allow_unconfined = true offers it without"
     )]
     NoIsolation,
     #[cfg(target_os = "linux")]
@@ -135,7 +135,7 @@ pub fn from_config(
             );
         }
         (None, true) => tracing::warn!(
-            "This system cannot end all processes of a command at once (docs/TOOLS.md, Commands): commands of models may \
+            "This system cannot end all processes of a command at once (docs/tools/commands.md): commands of models may \
              leave processes behind, because tools.allow_unconfined says so"
         ),
         (None, false) => return Err(DisabledReason::NoIsolation),

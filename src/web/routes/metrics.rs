@@ -15,7 +15,7 @@ pub fn route() -> Route {
             "get_metrics",
             "Returns the daemon's metrics, for Prometheus",
         )
-        .details("`docs/OPERATIONS.md` describes each metric.")
+        .details("`docs/operations/metrics.md` describes each metric.")
         .text_response(200, "text/plain", "The Prometheus text format.")
         .example("axed_runs_running 3\n")
 }
