@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the plots of docs/PERFORMANCE.md and docs/SCALING.md from the tables beside them, which hold what the benches printed.
+"""Draws the plots of docs/PERFORMANCE.md from the tables beside them, which hold what the benches printed.
 
     benches/plots.py [--check]
 
@@ -73,7 +73,7 @@ def plot_cost():
 
 def nodes_table():
     """The rows of the table of `benches/cluster.py`."""
-    text = (DOCS / "SCALING.md").read_text()
+    text = (DOCS / "PERFORMANCE.md").read_text()
     table = re.search(r"^\| nodes \| clients \|.*\n(\|.*\n)+", text, re.MULTILINE).group().splitlines()
     return [dict(zip(cells(table[0]), map(number, cells(line)))) for line in table[2:]]
 
