@@ -78,6 +78,8 @@ def blocks(page):
     found = [(match[1], match[2].strip(), match[3]) for match in FENCE.finditer(text)]
     if 2 * len(found) != text.count("```"):
         raise Failure("a block is indented or has no end")
+    if any(re.search(r"\bcurl\b(\\\n|[^|\n])* --json\b", block) for language, _, block in found if language == "sh"):
+        raise Failure("curl 7.81 has no --json: write -H 'content-type: application/json' -d")
     return found
 
 
