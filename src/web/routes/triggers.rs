@@ -53,8 +53,8 @@ pub fn routes() -> Vec<Route> {
             .describe("receive_trigger", "Starts a run for an event of another service")
             .details(
                 "The receiver of a webhook whose signature takes the place of a key: Standard Webhooks, GitHub or \
-                 Stripe, as the trigger's `kind` says. The body is the sender's JSON, at most `server.max_body`. An \
-                 event starts one run, however often it is sent.",
+                 Stripe, as the trigger's `kind` says. The body is the sender's JSON, at most \
+                 `server.max_trigger_body`. An event starts one run, however often it is sent.",
             )
             .path::<String>("agent", "The agent's name.", TriggerNotFound)
             .path::<String>("name", "The trigger's name.", TriggerNotFound)
