@@ -38,6 +38,7 @@ pub mod skill;
 pub mod stack;
 pub mod structured;
 pub mod terminal_text;
+pub mod text_diff;
 pub mod text_template;
 pub mod timestamp_text;
 pub mod trace;

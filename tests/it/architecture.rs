@@ -58,6 +58,7 @@ const CRATES: &[(&str, &[&str])] = &[
         ],
     ),
     ("maud", &["web/console"]),
+    ("pulldown_cmark", &["web/console/markdown"]),
     ("prost", &["telemetry/otlp"]),
     ("rmcp", &["tools/mcp", "web/clients/mcp"]),
     ("rusqlite", &["store"]),
@@ -89,7 +90,7 @@ const CRATES: &[(&str, &[&str])] = &[
         &["settings", "config", "catalog", "providers/scripted"],
     ),
     ("toml_edit", &["engine/recording"]),
-    ("similar", &["cli/test"]),
+    ("similar", &["domain/text_diff", "cli/test", "web/console"]),
     (
         "regex",
         &["domain/redaction", "engine/recording", "cli/test"],

@@ -1,11 +1,11 @@
 //! Shows how two texts differ, line by line, on a narrow terminal.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use similar::algorithms::{Capture, Replace, myers};
-use similar::{ChangeTag, DiffOp};
+use similar::ChangeTag;
 
 use crate::cli::style::{Color, Styled};
+use crate::domain::text_diff;
 
 /// Columns of a line with its sign.
 const WIDTH: usize = 78;
@@ -21,19 +21,19 @@ const MAX_TIME: Duration = Duration::from_secs(1);
 pub fn diff(recorded: &str, now: &str) -> Styled {
     let mut lines: Vec<(ChangeTag, String)> = Vec::new();
     let last_line_break = changed_last_line_break(recorded, now);
-    let (recorded, now) = (split_lines(recorded), split_lines(now));
-    for (index, group) in changes(&recorded, &now).iter().enumerate() {
+    let (recorded, now) = (text_diff::lines(recorded), text_diff::lines(now));
+    let groups = text_diff::changes(&recorded, &now, CONTEXT, MAX_TIME);
+    for (index, group) in groups.into_iter().enumerate() {
         if index > 0 {
             lines.push((ChangeTag::Equal, "…".to_owned()));
         }
-        let all = group.iter().flat_map(|op| op.iter_changes(&recorded, &now));
-        for change in all {
-            let line = match change.tag() {
-                ChangeTag::Equal => change.value().to_owned(),
-                ChangeTag::Delete | ChangeTag::Insert => show_trailing_blanks(change.value()),
+        for (tag, text) in group {
+            let line = match tag {
+                ChangeTag::Equal => text.to_owned(),
+                ChangeTag::Delete | ChangeTag::Insert => show_trailing_blanks(text),
             };
             for part in wrap(&line) {
-                lines.push((change.tag(), part));
+                lines.push((tag, part));
             }
         }
     }
@@ -57,18 +57,6 @@ pub fn diff(recorded: &str, now: &str) -> Styled {
     styled
 }
 
-/// The lines without their line breaks; an empty text has none.
-fn split_lines(text: &str) -> Vec<&str> {
-    match text {
-        "" => Vec::new(),
-        text => text
-            .strip_suffix('\n')
-            .unwrap_or(text)
-            .split('\n')
-            .collect(),
-    }
-}
-
 /// `Delete` if only `recorded` ends with a line break, `Insert` if only `now` does. An empty text has no last line to end.
 fn changed_last_line_break(recorded: &str, now: &str) -> Option<ChangeTag> {
     if recorded.is_empty() || now.is_empty() {
@@ -87,24 +75,6 @@ fn show_trailing_blanks(line: &str) -> String {
     let blanks = line[text.len()..].chars();
     let marks = blanks.map(|blank| if blank == '\t' { '→' } else { '·' });
     text.chars().chain(marks).collect()
-}
-
-/// Groups of changes with the lines around them. One algorithm only: `similar::TextDiff` would bring all of the crate's into the program,
-/// half a megabyte.
-fn changes(recorded: &[&str], now: &[&str]) -> Vec<Vec<DiffOp>> {
-    let mut found = Replace::new(Capture::new());
-    let (all_recorded, all_now) = (0..recorded.len(), 0..now.len());
-    let deadline = Instant::now() + MAX_TIME;
-    // A capture cannot fail.
-    let _ = myers::diff_deadline_raw(
-        &mut found,
-        recorded,
-        all_recorded,
-        now,
-        all_now,
-        Some(deadline),
-    );
-    found.into_inner().into_grouped_ops(CONTEXT)
 }
 
 /// The line in parts that fit the terminal.
