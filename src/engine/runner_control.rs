@@ -1,6 +1,8 @@
 //! What clients change about an accepted run: cancel, decide, add a message, pause, delete a session. Part of the runner's
 //! public face.
 
+use std::io::Read;
+use std::path::Path;
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
@@ -11,6 +13,7 @@ use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::run::{Run, RunId};
 use crate::engine::admission::delete_session::{self, DeleteSessionError};
 use crate::engine::approval::decision::{self, DecideError};
+use crate::engine::blocking::run_blocking;
 use crate::engine::cluster::follow;
 use crate::engine::context::Engine;
 use crate::engine::control::add_message::{self, AddMessageError, MessageRequest};
@@ -31,6 +34,7 @@ use crate::engine::state::sessions::SessionKey;
 use crate::ssrf::SsrfGuard;
 use crate::standing_task;
 use crate::store::StoreError;
+use crate::workdirs::handle::WorkdirHandle;
 
 /// The reason of a cancellation that names none.
 const DEFAULT_REASON: &str = "requested by client";
@@ -131,6 +135,22 @@ impl Runner {
             Some(active_run) => active_run.live_text.read(|| ()).1,
             None => engine.followed.get(id)?.text.read(|| ()).1,
         }
+    }
+
+    /// The text of a file that a run of this process could replace; `None` if there is none, or it is long or no text.
+    pub async fn workdir_text(&self, id: RunId, path: String) -> Option<String> {
+        const MAX_BYTES: u64 = 256 << 10;
+        let active_run = self.engine.active_runs.get(id)?;
+        let dir = Arc::clone(active_run.workdir.dir()?);
+        run_blocking(move || {
+            let file = WorkdirHandle::new(dir)
+                .open_regular(Path::new(&path))
+                .ok()??;
+            let mut text = String::new();
+            let read = file.take(MAX_BYTES + 1).read_to_string(&mut text).ok()?;
+            (read as u64 <= MAX_BYTES).then_some(text)
+        })
+        .await
     }
 
     /// The addresses that receivers may have whose URLs clients choose.

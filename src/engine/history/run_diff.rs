@@ -63,7 +63,7 @@ pub struct DiffTurn {
 #[schemars(rename = "DiffChange")]
 pub struct Change {
     /// Of a run `system`, `message`, `status` or `error`; of a turn `text`, `calls` (their tools), `calls/<position>/arguments`,
-    /// `calls/<position>/result`, `model`, `input_tokens`, `output_tokens`, `cost_usd` or `duration_ms`.
+    /// `calls/<position>/result`, `model`, `input_tokens`, `output_tokens` or `cost_usd`.
     pub field: String,
     /// The value in the first tree; null if there is none.
     pub a: Value,
@@ -356,12 +356,11 @@ impl Changes {
             self.compare(&mut changes, &field, of_a, of_b);
         }
         type Read = fn(&TurnRecord) -> Option<Value>;
-        let numbers: [(&str, Read); 5] = [
+        let numbers: [(&str, Read); 4] = [
             ("model", |it| Some(it.model.as_str().into())),
             ("input_tokens", |it| Some(it.usage?.input.into())),
             ("output_tokens", |it| Some(it.usage?.output.into())),
             ("cost_usd", |it| Some(it.cost?.to_usd().into())),
-            ("duration_ms", |it| Some(it.duration_ms().into())),
         ];
         for (field, of) in numbers {
             let (of_a, of_b) = both(&|turn| of(turn.record.as_ref()?));
