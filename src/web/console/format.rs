@@ -19,6 +19,30 @@ pub fn duration(milliseconds: u64) -> String {
     }
 }
 
+/// A mark of a time axis: `0`, `200 ms`, `15 s`, `2 min`, `1 h`.
+pub fn tick(milliseconds: u64) -> String {
+    match milliseconds {
+        0 => "0".to_owned(),
+        1..1_000 => format!("{milliseconds} ms"),
+        1_000..60_000 => format!("{} s", milliseconds as f64 / 1e3),
+        60_000..3_600_000 => format!("{} min", milliseconds as f64 / 6e4),
+        _ => format!("{} h", milliseconds as f64 / 3.6e6),
+    }
+}
+
+/// `950`, `12,345`.
+pub fn thousands(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
 /// `950`, `12.3k`, `4.5M`.
 pub fn count(number: u64) -> String {
     match number {
@@ -134,7 +158,9 @@ pub fn pretty_json(json: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{bytes, count, duration, excerpt, percent, pretty_json, prose, usd};
+    use super::{
+        bytes, count, duration, excerpt, percent, pretty_json, prose, thousands, tick, usd,
+    };
 
     #[test]
     fn numbers_are_short() {
@@ -148,6 +174,14 @@ mod tests {
             ["0 %", "0.4 %", "33 %"]
         );
         assert_eq!([12, 12_345, 4_500_000].map(count), ["12", "12.3k", "4.5M"]);
+        assert_eq!(
+            [950, 12_345, 4_500_000].map(thousands),
+            ["950", "12,345", "4,500,000"]
+        );
+        assert_eq!(
+            [0, 200, 2_500, 90_000, 7_200_000].map(tick),
+            ["0", "200 ms", "2.5 s", "1.5 min", "2 h"]
+        );
         assert_eq!(
             [70, 48_213, 4_500_000].map(bytes),
             ["70 bytes", "48.2 kB", "4.5 MB"]

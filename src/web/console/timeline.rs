@@ -23,16 +23,19 @@ pub enum SpanKind {
     Child,
     Waiting,
     Retry,
+    /// Its last part, if it failed.
+    Failed,
 }
 
 impl SpanKind {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Queued,
         Self::Model,
         Self::Tool,
         Self::Child,
         Self::Waiting,
         Self::Retry,
+        Self::Failed,
     ];
 
     /// The class in the style sheet, and the name in the legend.
@@ -44,6 +47,7 @@ impl SpanKind {
             Self::Child => "child",
             Self::Waiting => "waiting",
             Self::Retry => "retry",
+            Self::Failed => "failed",
         }
     }
 }
@@ -68,6 +72,15 @@ pub struct StepRow {
     pub tokens: Option<(u64, u64)>,
     /// Empty for a turn that was copied from another run.
     pub spans: Vec<Span>,
+}
+
+impl StepRow {
+    fn fail(&mut self) {
+        self.is_error = true;
+        if let Some(last) = self.spans.last_mut() {
+            last.kind = SpanKind::Failed;
+        }
+    }
 }
 
 /// Identifies a step within its run.
@@ -221,7 +234,9 @@ impl RunTimeline {
         let is_open =
             |step: &&mut StepRow| step.spans.last().is_some_and(|span| span.end.is_none());
         for step in self.steps.iter_mut().filter(is_open) {
-            step.is_error |= status == Status::Failed;
+            if status == Status::Failed {
+                step.fail();
+            }
             if step.label.is_empty() {
                 status.as_str().clone_into(&mut step.label);
             }
@@ -284,7 +299,9 @@ impl RunTimeline {
     fn end_call(&mut self, id: &str, is_error: bool, now: i64) {
         if let Some(row) = self.call(id) {
             close(&mut row.spans, now);
-            row.is_error |= is_error;
+            if is_error {
+                row.fail();
+            }
         }
     }
 }
@@ -429,7 +446,7 @@ mod tests {
         ];
         assert_eq!(turn.spans, model);
         assert!(tool.is_error && tool.label == "write_file" && !turn.is_error);
-        let waited = [span(SpanKind::Waiting, 6, 8), span(SpanKind::Tool, 8, 9)];
+        let waited = [span(SpanKind::Waiting, 6, 8), span(SpanKind::Failed, 8, 9)];
         assert_eq!(tool.spans, waited);
         add(&mut run, 9, turn_started(2));
         let failed = EventKind::RunFailed {
@@ -443,6 +460,6 @@ mod tests {
         add(&mut run, 11, failed);
         let last = run.steps.last().expect("a turn");
         assert!(last.is_error && last.label == "failed");
-        assert_eq!(last.spans, [span(SpanKind::Model, 9, 11)]);
+        assert_eq!(last.spans, [span(SpanKind::Failed, 9, 11)]);
     }
 }

@@ -25,6 +25,12 @@ const MAX_ALL_ROWS: usize = 10_000;
 /// The width of the waterfall in its own units, and of its shortest part.
 const WIDTH: i64 = 1000;
 const MIN_WIDTH: i64 = 3;
+/// Distances between the marks of the time axis, in milliseconds.
+#[rustfmt::skip]
+const TICKS: [i64; 24] = [
+    1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 30_000, 60_000, 120_000, 300_000, 600_000,
+    1_800_000, 3_600_000, 7_200_000, 21_600_000, 86_400_000,
+];
 
 pub struct TreeView<'a> {
     pub request: &'a ConsoleRequest,
@@ -62,6 +68,13 @@ impl Axis {
         }
     }
 
+    /// Round times after the start at which the axis has a mark, at most six.
+    fn ticks(self) -> impl Iterator<Item = i64> {
+        let step = TICKS.into_iter().find(|step| self.length / step < 6);
+        let step = step.unwrap_or(self.length);
+        (0..=self.length / step).map(move |tick| tick * step)
+    }
+
     fn place(self, time: i64) -> i64 {
         ((time - self.start).clamp(0, self.length) * WIDTH) / self.length
     }
@@ -86,9 +99,11 @@ pub fn render(view: &TreeView<'_>) -> Markup {
             opens_runs: view.opens_all || view.runs.len() <= MAX_OPEN_RUNS,
             opens_steps: steps <= MAX_OPEN_STEPS,
         };
-        painter.add_run(first, 0, &mut rows);
+        painter.add_run(first, None, 0, &mut rows);
     }
+    let has_cost = !view.costs.is_empty() || view.runs.iter().any(|run| run.usage.cost.is_some());
     html! {
+        div.tree-grid.no-cost[!has_cost] {
         (head(axis))
         ol.tree { @for row in &rows.shown { (row) } }
         @if rows.folded > 0 || rows.left_out > 0 { (more(view, &rows)) }
@@ -96,6 +111,7 @@ pub fn render(view: &TreeView<'_>) -> Markup {
             p.note { "The log of this tree is long: only its beginning is drawn." }
         }
         (legend())
+        }
     }
 }
 
@@ -155,12 +171,22 @@ fn step_href(view: &TreeView<'_>, run: RunId, step: Option<&StepName>, opens_all
 
 fn head(axis: Axis) -> Markup {
     html! {
-        div.tree-head aria-hidden="true" {
+        div.tree-head {
             span { "Step" }
-            span { "Waterfall, " (format::duration(axis.length.unsigned_abs())) }
+            svg.axis aria-hidden="true" {
+                @for tick in axis.ticks() {
+                    @let x = format!("{:.2}%", tick as f64 * 100.0 / axis.length as f64);
+                    line x1=(x) x2=(x) y1="26" y2="34" {}
+                    @if tick < axis.length * 94 / 100 {
+                        text x=(x) y="20" class=(if tick == 0 { "start" } else { "middle" }) { (format::tick(tick.unsigned_abs())) }
+                    }
+                }
+            }
             span.number { "Tokens" }
-            span.number { "Cost" }
+            span.number.cost { "Cost" }
             span.number { "Time" }
+            div.divider role="separator" tabindex="0" aria-orientation="vertical" aria-label="Width of the first column"
+                aria-valuemin="20" aria-valuemax="70" aria-valuenow="42" {}
         }
     }
 }
@@ -169,6 +195,15 @@ fn legend() -> Markup {
     html! {
         p.legend aria-hidden="true" {
             @for kind in SpanKind::ALL { span class=(kind.name()) { (kind.name()) } }
+        }
+        // The style sheet fills retries with it.
+        svg.sr aria-hidden="true" {
+            defs {
+                pattern #hatched width="8" height="8" patternUnits="userSpaceOnUse" patternTransform="rotate(45)" {
+                    rect width="8" height="8" class="between" {}
+                    rect width="4" height="8" class="stripe" {}
+                }
+            }
         }
     }
 }
@@ -183,17 +218,18 @@ struct Painter<'a> {
 }
 
 impl Painter<'_> {
-    /// The run, its steps, and below each call the run that it started. The depth of a tree is limited, and so is this
-    /// recursion.
-    fn add_run(&self, run: &Run, level: usize, rows: &mut Rows) {
+    /// The run, its steps, and in place of each delegation the run that it started. The depth of a tree is limited, and so
+    /// is this recursion.
+    fn add_run(&self, run: &Run, caller: Option<(&Run, &StepRow)>, level: usize, rows: &mut Rows) {
         let empty = RunTimeline::default();
         let timeline = self.view.timeline.runs.get(&run.id).unwrap_or(&empty);
         let is_on_path = self.path.contains(&run.id);
         let is_open = self.opens_runs || is_on_path;
         let folded = if is_open { 0 } else { self.descendants(run) };
         rows.folded += folded;
-        self.add(rows, is_on_path, || {
-            self.run_row(run, timeline, level, folded)
+        let is_called = caller.is_some_and(|(run, step)| self.is_selected(run, step));
+        self.add(rows, is_on_path || is_called, || {
+            self.run_row(run, timeline, caller, level, folded)
         });
         if !is_open {
             return;
@@ -202,24 +238,26 @@ impl Painter<'_> {
         let mut shown = HashSet::new();
         if self.opens_steps || run.id == self.view.selected {
             for step in &timeline.steps {
-                let is_selected = self.is_selected(run, step);
-                self.add(rows, is_selected, || self.step_row(run, step, level + 1));
-                let StepName::Call(call) = &step.step else {
-                    continue;
-                };
-                let of_call = children
-                    .iter()
-                    .filter(|child| child.tool_call_id.as_ref() == Some(call));
+                let of_call = children.iter().filter(|child| {
+                    let call = child.tool_call_id.as_ref();
+                    matches!(&step.step, StepName::Call(id) if call == Some(id))
+                });
+                let mut is_delegation = false;
                 for child in of_call {
+                    is_delegation = true;
                     if shown.insert(child.id) {
-                        self.add_run(child, level + 2, rows);
+                        self.add_run(child, Some((run, step)), level + 1, rows);
                     }
+                }
+                if !is_delegation {
+                    let is_selected = self.is_selected(run, step);
+                    self.add(rows, is_selected, || self.step_row(run, step, level + 1));
                 }
             }
         }
         for child in children {
             if !shown.contains(&child.id) {
-                self.add_run(child, level + 1, rows);
+                self.add_run(child, None, level + 1, rows);
             }
         }
     }
@@ -245,23 +283,40 @@ impl Painter<'_> {
         run.id == self.view.selected && self.view.step == Some(&step.step)
     }
 
-    fn run_row(&self, run: &Run, timeline: &RunTimeline, level: usize, folded: usize) -> Markup {
+    fn run_row(
+        &self,
+        run: &Run,
+        timeline: &RunTimeline,
+        caller: Option<(&Run, &StepRow)>,
+        level: usize,
+        folded: usize,
+    ) -> Markup {
         let href = step_href(self.view, run.id, None, self.view.opens_all);
-        let is_selected = run.id == self.view.selected && self.view.step.is_none();
+        let is_called = caller.is_some_and(|(run, step)| self.is_selected(run, step));
+        let is_selected = run.id == self.view.selected && self.view.step.is_none() || is_called;
+        // What the call waited for before the run began.
+        let waits = caller.iter().flat_map(|(_, step)| &step.spans);
+        let waits = waits.filter(|span| span.kind == SpanKind::Waiting);
+        let spans = waits.copied().chain(timeline.all_spans());
+        let status = run.status.as_str();
         let name = run.label.as_deref().unwrap_or(&run.agent);
         let task = run.task.as_deref().map(|task| format::excerpt(task, 60));
         html! {
-            li class=(level_class(level)) aria-level=(level + 1) {
+            li class=(level_class(level)) aria-level=(level + 1) data-level=(level) {
+                @if folded == 0 && !timeline.steps.is_empty() {
+                    button.fold.needs-scripts type="button" data-fold=(run.id) aria-expanded="true" aria-label=(format!("Fold {name}")) {}
+                }
                 a.row href=(href) data-row aria-current=[is_selected.then_some("true")] {
                     span.name {
-                        span class=(format!("dot {}", run.status.as_str())) role="img" aria-label=(run.status.as_str()) title=(run.status.as_str()) {}
-                        b { (name) }
+                        span class=(format!("dot {status}")) role="img" aria-label=(status) title=(status) {}
+                        @if caller.is_some() { span.muted { "→" } }
+                        b class=(if run.error.is_some() { "error" } else { "" }) { (name) }
                         @if folded > 0 { span.kind { "+ " (format::plural(folded, "run")) } }
                         @if let Some(task) = task { span.muted { (task) } }
                     }
-                    (self.bar(timeline.all_spans()))
+                    (self.bar(spans))
                     span.number { (tokens(run.usage.tokens.total())) }
-                    span.number { (format::cost(run.usage.cost)) }
+                    span.number.cost { (format::cost(run.usage.cost)) }
                     span.number { (format::duration(run.duration_ms(self.view.now))) }
                 }
             }
@@ -285,7 +340,7 @@ impl Painter<'_> {
             .sum();
         let href = step_href(self.view, run.id, Some(&step.step), self.view.opens_all);
         html! {
-            li class=(level_class(level)) aria-level=(level + 1) {
+            li class=(level_class(level)) aria-level=(level + 1) data-level=(level) {
                 a.row href=(href) data-row aria-current=[is_selected.then_some("true")] {
                     span.name {
                         span class=(if is_turn { "kind model" } else { "kind tool" }) { (kind) }
@@ -295,7 +350,7 @@ impl Painter<'_> {
                     span.number {
                         @if let Some((input, output)) = step.tokens { (tokens(input.saturating_add(output))) }
                     }
-                    span.number { @if let Some(cost) = cost { (format::cost(Some(cost))) } }
+                    span.number.cost { @if let Some(cost) = cost { (format::cost(Some(cost))) } }
                     span.number { @if step.spans.is_empty() { "copied" } @else { (format::duration(took.max(0).unsigned_abs())) } }
                 }
             }
