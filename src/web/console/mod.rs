@@ -21,8 +21,11 @@ use crate::web::route::{Route, page};
 
 pub mod assets;
 pub mod chart;
+pub mod diff;
 pub mod format;
 pub mod layout;
+pub mod markdown;
+pub mod messages;
 pub mod pages;
 pub mod parts;
 pub mod request;

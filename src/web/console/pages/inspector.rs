@@ -3,29 +3,22 @@
 use maud::{Markup, html};
 use serde::Deserialize;
 
-use crate::config::KeyScope;
 use crate::domain::message::{ToolCall, ToolResult};
 use crate::domain::run::Run;
 use crate::record::entry::{self, Entry};
-use crate::store::events::EventQuery;
 use crate::web::console::format;
-use crate::web::console::pages::run_actions;
-use crate::web::console::parts::{self, facts, json_block, query_string, text, text_block};
+use crate::web::console::messages;
+use crate::web::console::pages::{approval_cards, run_events, turn};
+use crate::web::console::parts::{self, facts, json_block, text, text_block};
 use crate::web::console::request::ConsoleRequest;
 use crate::web::console::timeline::StepName;
-use crate::web::error::{Problem, quote};
-use crate::web::problem_code::ProblemCode;
-use crate::web::response::turns::{TurnDetailView, TurnView};
-
-/// Events that are shown at once.
-const EVENTS: usize = 100;
+use crate::web::error::Problem;
 
 /// What is shown of the run.
 pub enum Selection {
     Run,
     Step(StepName),
-    /// The events after this number.
-    Events(u64),
+    Events,
 }
 
 #[derive(Default, Deserialize)]
@@ -34,6 +27,10 @@ pub struct RunPageQuery {
     turn: Option<u32>,
     call: Option<String>,
     view: Option<View>,
+    show: turn::Show,
+    /// The name of the events that are shown.
+    event: Option<String>,
+    /// Only events after this number.
     after: u32,
     /// Whether all of the tree is shown.
     pub open: Option<Opened>,
@@ -56,7 +53,7 @@ impl Selection {
         match (query.turn, &query.call, &query.view) {
             (Some(turn), _, _) => Self::Step(StepName::Turn(turn)),
             (None, Some(call), _) => Self::Step(StepName::Call(call.clone())),
-            (None, None, Some(View::Events)) => Self::Events(query.after.into()),
+            (None, None, Some(View::Events)) => Self::Events,
             (None, None, None) => Self::Run,
         }
     }
@@ -64,7 +61,7 @@ impl Selection {
     pub fn step(&self) -> Option<&StepName> {
         match self {
             Self::Step(step) => Some(step),
-            Self::Run | Self::Events(_) => None,
+            Self::Run | Self::Events => None,
         }
     }
 }
@@ -72,13 +69,18 @@ impl Selection {
 pub async fn render(
     request: &ConsoleRequest,
     run: &Run,
+    query: &RunPageQuery,
     selection: &Selection,
 ) -> Result<Markup, Problem> {
     let content = match selection {
-        Selection::Run => overview(request, run),
-        Selection::Step(StepName::Turn(turn)) => turn_view(request, run, *turn).await?,
+        Selection::Run => overview(request, run).await,
+        Selection::Step(StepName::Turn(number)) => {
+            turn::render(request, run, *number, query.show).await?
+        }
         Selection::Step(StepName::Call(call)) => call_view(request, run, call).await?,
-        Selection::Events(after) => events(request, run, *after).await?,
+        Selection::Events => {
+            run_events::render(request, run, query.after.into(), query.event.as_deref()).await?
+        }
     };
     let tab = |name: &str, query: &str, is_current: bool| {
         let href = format!("{}{query}", request.run_href(run.id));
@@ -87,7 +89,7 @@ pub async fn render(
     Ok(html! {
         nav.tabs aria-label="Views of the run" {
             (tab("Run", "", matches!(selection, Selection::Run)))
-            (tab("Events", "?view=events", matches!(selection, Selection::Events(_))))
+            (tab("Events", "?view=events", matches!(selection, Selection::Events)))
             @match selection.step() {
                 Some(StepName::Turn(turn)) => span aria-current="true" { "Turn " (turn) },
                 Some(StepName::Call(_)) => span aria-current="true" { "Tool call" },
@@ -98,7 +100,8 @@ pub async fn render(
     })
 }
 
-fn overview(request: &ConsoleRequest, run: &Run) -> Markup {
+async fn overview(request: &ConsoleRequest, run: &Run) -> Markup {
+    let approvals = approval_cards::of_run(request, &run.pending_approvals).await;
     let tokens = &run.tree.usage.tokens;
     let mut list = vec![
         ("Id", html! { code { (run.id) } }),
@@ -139,19 +142,22 @@ fn overview(request: &ConsoleRequest, run: &Run) -> Markup {
         list.push(("Cancelled", text(reason)));
     }
     let output = run.content.as_deref().or(run.partial_content.as_deref());
+    let answer = messages::text("assistant", output.unwrap_or_default()).await;
     html! {
-        @for pending in &run.pending_approvals { (run_actions::approval(request, pending)) }
+        (approvals)
         @if let Some(error) = &run.error {
             div.failure role="alert" { b { (error.code) } p { (error.message) } }
         }
         @for warning in &run.warnings { p.warning { (warning.message) } }
         @if let Some(output) = output {
-            h3 { @if run.content.is_some() { "Answer" } @else { "Last text" } }
-            @if run.structured { (json_block(output)) } @else { (text_block(output)) }
+            section.answer {
+                header { h3 { @if run.content.is_some() { "Answer" } @else { "Last text" } } (messages::copy_button("answer")) }
+                @if run.structured { (json_block(output)) } @else { (answer) }
+            }
         }
         @if !run.status.is_terminal() {
             h3 { "Live" }
-            (live_text(request, run, None))
+            (turn::live_text(request, run, None))
         }
         h3 { @if run.task.is_some() { "Task" } @else { "Input" } }
         (parts::message(request, run.id, &run.input))
@@ -163,137 +169,11 @@ fn overview(request: &ConsoleRequest, run: &Run) -> Markup {
     }
 }
 
-/// What the model has written so far of its reply, or of this turn. The script adds to it, and speaks whole sentences
-/// elsewhere: see `layout::frame`.
-fn live_text(request: &ConsoleRequest, run: &Run, turn: Option<u32>) -> Markup {
-    let reply = request.state.runner.partial_reply(run.id);
-    let reply = reply.filter(|reply| turn.is_none_or(|turn| turn == reply.turn));
-    let reply = reply.unwrap_or_default();
-    html! {
-        pre.text.live #live-text data-live-text=(reply.turn) role="region" aria-label="Live text" aria-live="off" tabindex="0" { (format::prose(&reply.text)) }
-    }
-}
-
-async fn turn_view(request: &ConsoleRequest, run: &Run, turn: u32) -> Result<Markup, Problem> {
-    let recorded = request.state.runner.store().turn(run.id, turn).await?;
-    let Some(recorded) = recorded else {
-        let is_next = !run.status.is_terminal() && turn == run.turns + 1;
-        return match is_next {
-            true => Ok(html! {
-                h3 { "Live" }
-                (live_text(request, run, Some(turn)))
-                p.muted { "The model has not replied yet. The record of the turn follows with its reply." }
-            }),
-            false => Err(step_not_found(run, &format!("turn {turn}"))),
-        };
-    };
-    let detail = TurnDetailView::new(recorded, &request.state.settings.redactor);
-    let fork = request.shell.api(&format!("/runs/{}/fork", run.id));
-    Ok(html! {
-        @if request.may(KeyScope::Run) && request.principal.can_use_agent(&run.agent) { div.actions { (run_actions::fork(&fork, Some(turn))) } }
-        (turn_facts(&detail.turn))
-        (reply(request, run, &detail))
-        @if detail.turn.attempts.len() > 1 || detail.reply.is_none() { (attempts(&detail.turn)) }
-        h3 { "Request as sent" }
-        @match &detail.request {
-            None => p.muted { "The server does not record requests, or the turn sent none." },
-            Some(sent) => {
-                @if let Some(url) = &sent.url {
-                    p { code.wrap { (sent.method.as_deref().unwrap_or_default()) " " (url) } }
-                }
-                @if detail.turn.redacted { p.muted.small { "Some of it is redacted, as the configuration says." } }
-                @if !sent.headers.is_empty() {
-                    details #headers data-keep {
-                        summary { (sent.headers.len()) " headers" }
-                        dl.facts { @for (name, value) in &sent.headers { div { dt { (name) } dd { code.wrap { (value) } } } } }
-                    }
-                }
-                (json_block(sent.body.get()))
-            }
-        }
-    })
-}
-
-fn turn_facts(turn: &TurnView) -> Markup {
-    let mut list = vec![
-        ("Model", text(format!("{}/{}", turn.provider, turn.model))),
-        ("Took", text(format::duration(turn.duration_ms))),
-    ];
-    if let Some(first) = turn.first_token_ms {
-        list.push(("First text after", text(format::duration(first))));
-    }
-    if let Some(usage) = &turn.usage {
-        list.push(("Input", text(format!("{} tokens", usage.input_tokens))));
-        let cache = format!(
-            "{} read, {} written",
-            usage.cache_read_tokens, usage.cache_write_tokens
-        );
-        list.push(("Of it from the cache", text(cache)));
-        let reasoning = match usage.reasoning_tokens {
-            0 => String::new(),
-            tokens => format!(", {tokens} of them reasoning"),
-        };
-        list.push((
-            "Output",
-            text(format!("{} tokens{reasoning}", usage.output_tokens)),
-        ));
-    }
-    list.push(("Cost", text(format::usd(turn.cost_usd))));
-    if let Some(reason) = &turn.stop_reason {
-        list.push(("Stopped", text(reason)));
-    }
-    if turn.copied {
-        list.push(("Copied", text("from the forked run")));
-    }
-    facts(&list)
-}
-
-fn reply(request: &ConsoleRequest, run: &Run, detail: &TurnDetailView) -> Markup {
-    html! {
-        h3 { "Reply" }
-        @match &detail.reply {
-            None => p.muted { "There is none." },
-            Some(reply) => {
-                @if let Some(reasoning) = &reply.reasoning {
-                    details #reasoning data-keep { summary { "Reasoning" } (text_block(reasoning)) }
-                }
-                @if !reply.content.is_empty() { (text_block(&reply.content)) }
-                @for call in &reply.tool_calls {
-                    @let query = query_string(&[("call", &call.id)]);
-                    p.call { a href=(format!("{}?{query}", request.run_href(run.id))) { (call.name) } }
-                    (json_block(call.arguments.get()))
-                }
-            }
-        }
-    }
-}
-
-fn attempts(turn: &TurnView) -> Markup {
-    html! {
-        h3 { "Attempts" }
-        div.scroll role="region" aria-label="Attempts" tabindex="0" {
-            table.list {
-                thead { tr { th { "Model" } th.number { "Status" } th.number { "Took" } th { "Error" } } }
-                tbody {
-                    @for attempt in &turn.attempts {
-                        tr {
-                            td { (attempt.provider) "/" (attempt.model) }
-                            td.number { @if let Some(status) = attempt.status { (status) } @else { "–" } }
-                            td.number { (format::duration(attempt.duration_ms)) }
-                            td { (attempt.error.as_deref().unwrap_or_default()) }
-                        }
-                    }
-                }
-            }
-        }
-    }
-}
-
 async fn call_view(request: &ConsoleRequest, run: &Run, id: &str) -> Result<Markup, Problem> {
     let store = request.state.runner.store();
     let steps = entry::steps(store.entries(run.id).await?);
     let Some(call) = find_call(&steps, id) else {
-        return Err(step_not_found(run, "such tool call"));
+        return Err(turn::step_not_found(run, "such tool call"));
     };
     let children = store.child_calls(run.id).await?;
     let child = children
@@ -303,6 +183,10 @@ async fn call_view(request: &ConsoleRequest, run: &Run, id: &str) -> Result<Mark
         .pending_approvals
         .iter()
         .find(|it| it.request.tool_call_id == id);
+    let card = match pending {
+        Some(pending) => Some(approval_cards::of_run(request, std::slice::from_ref(pending)).await),
+        None => None,
+    };
     let redactor = &request.state.settings.redactor;
     let json = |json: &str| {
         redactor
@@ -310,7 +194,7 @@ async fn call_view(request: &ConsoleRequest, run: &Run, id: &str) -> Result<Mark
             .unwrap_or_else(|| json.to_owned())
     };
     Ok(html! {
-        @if let Some(pending) = pending { (run_actions::approval(request, pending)) }
+        @if let Some(card) = card { (card) }
         @else {
             h3 { (call.call.name) }
             p.muted.small { "Turn " (call.turn) " · " code { (id) } }
@@ -368,42 +252,4 @@ fn find_call<'a>(steps: &'a [Entry], id: &str) -> Option<RecordedCall<'a>> {
         changed,
         result,
     })
-}
-
-async fn events(request: &ConsoleRequest, run: &Run, after: u64) -> Result<Markup, Problem> {
-    let query = EventQuery {
-        root: run.root_id,
-        run: run.id,
-        exclude_descendants: false,
-        after,
-        limit: EVENTS,
-    };
-    let mut events = request.state.runner.store().events(query).await?;
-    let has_more = events.len() > EVENTS || events.len() == EVENTS;
-    events.truncate(EVENTS);
-    let next = events.last().filter(|_| has_more).map(|last| {
-        let query = query_string(&[("view", "events"), ("after", &last.seq.to_string())]);
-        format!("{}?{query}", request.run_href(run.id))
-    });
-    Ok(html! {
-        ol.events {
-            @for event in &events {
-                li {
-                    details id=(format!("event-{}", event.seq)) data-keep {
-                        summary { span.muted.number { (event.seq) } " " (event.name) }
-                        (json_block(&event.data))
-                    }
-                }
-            }
-        }
-        @if events.is_empty() { p.muted { "There are no events after this one." } }
-        @if let Some(next) = next { nav.pages aria-label="Pages" { a.button href=(next) rel="next" { "Later events" } } }
-    })
-}
-
-fn step_not_found(run: &Run, step: &str) -> Problem {
-    Problem::new(
-        ProblemCode::TurnNotFound,
-        format!("{} has no {}", run.id, quote(step)),
-    )
 }

@@ -3,6 +3,7 @@
 pub mod agent;
 pub mod agent_versions;
 pub mod agents;
+pub mod approval_cards;
 pub mod approvals;
 pub mod chat;
 pub mod compare;
@@ -12,8 +13,10 @@ pub mod missing;
 pub mod picture;
 pub mod run;
 pub mod run_actions;
+pub mod run_events;
 pub mod runs;
 pub mod sessions;
 pub mod system;
 pub mod tree;
+pub mod turn;
 pub mod usage;

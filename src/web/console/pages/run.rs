@@ -49,7 +49,7 @@ pub async fn page(request: ConsoleRequest) -> Result<Page, Problem> {
     };
     let inspector = {
         let shown = approvals::with_whole_arguments(&request.state, &run).await?;
-        inspector::render(request, &shown, &selection).await?
+        inspector::render(request, &shown, &query, &selection).await?
     };
     let root_live = runs.iter().find(|it| it.id == run.root_id).map_or_else(
         || !run.status.is_terminal(),
@@ -111,18 +111,32 @@ fn heading(request: &ConsoleRequest, run: &Run) -> Markup {
                     a href=(request.href(&format!("/agents/{}", run.agent))) { (run.agent) }
                     " " code.muted { (parts::short_id(&run.id.to_string())) }
                 }
-                div #state.line data-live {
-                    (format::status(run.status))
-                    @if let Some(cause) = parts::waiting_for(run) { span.muted { (cause) } }
-                    span { (format::duration(run.duration_ms(now))) }
-                    span { (format::count(run.tree.usage.tokens.total())) " tokens" }
-                    span { (format::cost(run.tree.usage.cost)) }
-                    @if run.tree.runs > 1 { span { (run.tree.runs) " runs" } }
-                    span.muted { (format::ago(run.created_at, now)) }
+                dl #state.line data-live {
+                    div { dt { "Status" } dd { (format::status(run.status)) @if let Some(cause) = parts::waiting_for(run) { " " span.muted { (cause) } } } }
+                    div { dt { "Duration" } dd { (format::duration(run.duration_ms(now))) } }
+                    div {
+                        dt { "Tokens" }
+                        dd {
+                            (format::count(run.usage.tokens.total()))
+                            @if run.tree.runs > 1 { span.muted { " own · " } (format::count(run.tree.usage.tokens.total())) span.muted { " tree" } }
+                        }
+                    }
+                    @if let Some(cost) = run.tree.usage.cost { div { dt { "Cost" } dd { (format::cost(Some(cost))) } } }
+                    @if run.tree.runs > 1 { div { dt { "Runs" } dd { (run.tree.runs) } } }
+                    div { dt { "Accepted" } dd { (format::ago(run.created_at, now)) } }
+                    @if let Some(from) = run.fork.as_ref().and_then(|fork| fork.from) {
+                        div { dt { "Fork of" } dd { a href=(compare_href(request, from.run, run)) { "compare with its source" } } }
+                    }
                 }
             }
             div #actions.actions data-live { (run_actions::buttons(request, run)) }
             (parts::needs_scripts("Changing a run"))
         }
+        div #wait data-live { (run_actions::wait_notice(request, run)) }
     }
+}
+
+fn compare_href(request: &ConsoleRequest, source: RunId, fork: &Run) -> String {
+    let query = parts::query_string(&[("a", &source.to_string()), ("b", &fork.id.to_string())]);
+    format!("{}?{query}", request.href("/compare"))
 }
