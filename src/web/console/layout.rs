@@ -10,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 use maud::{DOCTYPE, Markup, html};
 use tracing::error;
 
+use crate::store::StoreError;
 use crate::web::console::assets::HASH;
 use crate::web::error::Problem;
 use crate::web::extract::link_prefix::LinkPrefix;
@@ -43,6 +44,9 @@ const SECTIONS: [(&str, &str); 7] = [
     ("System", "/system"),
 ];
 
+/// Calls that wait are counted up to this number.
+pub const MAX_BADGE: usize = 100;
+
 /// What the frame of a page shows.
 #[derive(Clone)]
 pub struct Shell {
@@ -50,6 +54,10 @@ pub struct Shell {
     has_keys: bool,
     /// The key that the page was requested with.
     pub key_name: Option<String>,
+    /// The number of calls that wait for a decision that the key may see.
+    pub approvals: usize,
+    /// Why nothing is written, and what to do.
+    trouble: Option<&'static str>,
 }
 
 impl Shell {
@@ -58,6 +66,8 @@ impl Shell {
             prefix: (**links).to_owned(),
             has_keys: !state.settings.keys.is_empty(),
             key_name: None,
+            approvals: 0,
+            trouble: state.runner.store_error().map(describe_trouble),
         }
     }
 
@@ -78,6 +88,19 @@ impl Shell {
 
     fn asset(&self, name: &str) -> String {
         format!("{}/ui/assets/{}/{name}", self.prefix, *HASH)
+    }
+}
+
+fn describe_trouble(error: StoreError) -> &'static str {
+    match error {
+        StoreError::DiskFull => {
+            "The disk is full: nothing can be recorded, and runs wait. Free space on the disk of the data directory or delete \
+             old runs; axed continues by itself."
+        }
+        _ => {
+            "The store refuses writes: runs wait, and new ones are not accepted. The log of the daemon has the reason; once the \
+             database works again, axed continues by itself."
+        }
     }
 }
 
@@ -186,6 +209,7 @@ fn frame(shell: &Shell, page: &Page) -> Markup {
             body {
                 a.skip href="#main" { "Skip to the content" }
                 (top_bar(shell, page.section))
+                div #trouble.trouble role="alert" data-live { @if let Some(trouble) = shell.trouble { (trouble) } }
                 main #main tabindex="-1" class=(if page.is_wide { "wide" } else { "page" }) { (page.body) }
                 p #notice role="status" {}
                 // Sentences of a streaming text. A box that grows by words would interrupt a screen reader.
@@ -205,7 +229,10 @@ fn top_bar(shell: &Shell, section: &str) -> Markup {
                 nav aria-label="Sections" {
                     @for (name, path) in SECTIONS {
                         @let current = (name == section).then_some("page");
-                        a href=(shell.href(path)) aria-current=[current] { (name) }
+                        a href=(shell.href(path)) aria-current=[current] {
+                            (name)
+                            @if path == "/approvals" { (badge(shell.approvals)) }
+                        }
                     }
                 }
             }
@@ -222,6 +249,16 @@ fn top_bar(shell: &Shell, section: &str) -> Markup {
                     }
                 }
             }
+        }
+    }
+}
+
+/// The number of what waits, of which [`MAX_BADGE`] are counted.
+fn badge(count: usize) -> Markup {
+    html! {
+        span #waiting.badge data-live {
+            @if count >= MAX_BADGE { (MAX_BADGE - 1) "+" }
+            @else if count > 0 { (count) }
         }
     }
 }

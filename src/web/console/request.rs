@@ -9,12 +9,14 @@ use serde::de::DeserializeOwned;
 
 use crate::config::KeyScope;
 use crate::domain::run::RunId;
+use crate::store::approvals::ApprovalQuery;
 use crate::web::auth::{self, Principal};
-use crate::web::console::layout::{self, Shell};
+use crate::web::console::layout::{self, MAX_BADGE, Shell};
 use crate::web::error::Problem;
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::path::visible_run_id;
 use crate::web::extract::query::Query;
+use crate::web::routes::approvals;
 use crate::web::state::AppState;
 
 /// A request of a principal that may read.
@@ -75,6 +77,14 @@ impl FromRequestParts<AppState> for ConsoleRequest {
         shell.key_name = principal.key_name().map(str::to_owned);
         if let Err(problem) = principal.require_scope(KeyScope::Read) {
             return Err(layout::sign_in(&shell, Some(&problem)));
+        }
+        let query = ApprovalQuery {
+            limit: MAX_BADGE,
+            ..ApprovalQuery::default()
+        };
+        // A page without the number is better than none.
+        if let Ok(waiting) = approvals::visible_page(state, &principal, query).await {
+            shell.approvals = waiting.approvals.len();
         }
         let params = RawPathParams::from_request_parts(parts, state).await;
         let params = params.map(|params| {

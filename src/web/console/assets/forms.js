@@ -1,6 +1,7 @@
 // Forms that send JSON to the API: `data-post` is the address, `data-then` what follows.
 
 import { post, request } from "./client.js";
+import { markDecided } from "./decided.js";
 import { notice, refresh, visit } from "./pages.js";
 
 const readers = {
@@ -69,12 +70,21 @@ export function fail(form, message) {
   else notice(message);
 }
 
+/** When a call was decided last: another click on the same spot may be meant for the same call. */
+let decidedAt = -Infinity;
+const PAUSE_MS = 600;
+
+const VERDICTS = { approve: "Approved", deny: "Denied" };
+
 const runAddress = (id) => `${document.documentElement.dataset.prefix}/ui/runs/${encodeURIComponent(id)}`;
 
 async function submit(event) {
   const form = event.target;
   event.preventDefault();
   const buttons = form.querySelectorAll("button");
+  const decides = form.dataset.then === "decided";
+  if (decides && performance.now() - decidedAt < PAUSE_MS) return;
+  if (decides) decidedAt = performance.now();
   fail(form, "");
   try {
     const body = await bodyOf(form, event.submitter);
@@ -83,6 +93,11 @@ async function submit(event) {
     delete form.dataset.dirty;
     form.closest("details.menu")?.removeAttribute("open");
     form.reset();
+    if (decides) {
+      const reason = body.reason ? `: ${body.reason}` : "";
+      const edited = body.arguments ? ", with other arguments" : "";
+      markDecided(form.closest(".approval"), `${VERDICTS[body.decision]}${edited}${reason}`);
+    }
     if (form.dataset.then === "run") await visit(runAddress(answer.id));
     else await refresh().catch(() => notice("Sent, but this page could not be brought up to date."));
   } catch (error) {

@@ -69,12 +69,23 @@ function toggleTheme() {
   sessionStorage.setItem("axed.theme", root.dataset.theme);
 }
 
+/** Copies the text of a message. */
+async function copy(button) {
+  const source = button.closest("li, section")?.querySelector("[data-source]");
+  await navigator.clipboard?.writeText(source?.textContent ?? "").then(
+    () => (button.textContent = "Copied"),
+    () => (button.textContent = "Not allowed"),
+  );
+}
+
 export function start() {
   document.addEventListener("keydown", press);
   document.addEventListener("console:page", () => (at = -1));
   document.addEventListener("click", (event) => {
     if (event.target.closest?.("[data-help]")) help();
     if (event.target.closest?.("[data-theme-toggle]")) toggleTheme();
+    const copied = event.target.closest?.("[data-copy]");
+    if (copied) copy(copied);
     for (const menu of document.querySelectorAll("details.menu[open]")) {
       if (!menu.contains(event.target)) menu.removeAttribute("open");
     }

@@ -1,6 +1,7 @@
 // Loads pages: the next one if this tab has a key, which a browser would not send, and newer versions of the one shown.
 
 import { dropKey, getKey, request, setKey } from "./client.js";
+import { markDecided } from "./decided.js";
 
 let generation = 0;
 /** The path and the query of the page that is shown. */
@@ -102,16 +103,38 @@ export async function refresh() {
   document.dispatchEvent(new Event("console:refreshed"));
 }
 
+/**
+ * Gives the new list the order of the old one. What is gone stays at its place and is marked, what is new comes last, and a
+ * form that somebody fills in stays.
+ */
+function merge(old, newer) {
+  const fresh = new Map([...newer.children].map((child) => [child.id, child]));
+  const kept = [...old.children].map((child) => {
+    const next = fresh.get(child.id);
+    fresh.delete(child.id);
+    if (!next && !("decided" in child.dataset)) markDecided(child, "Does not wait any more");
+    const stays = !next || "decided" in child.dataset || child.querySelector("form[data-dirty]");
+    return stays ? child : next;
+  });
+  newer.replaceChildren(...kept, ...fresh.values());
+}
+
 function replace(part, newer) {
   const split = document.querySelector(".split");
   if (part.isEqualNode(newer)) return;
   // A form that somebody fills in is not taken away.
-  if (part.querySelector("form[data-dirty]")) return;
+  const dirty = [...part.querySelectorAll("form[data-dirty]")];
+  if (dirty.some((form) => !form.closest("[data-merge]") || form.contains(document.activeElement))) return;
   const open = [...part.querySelectorAll("details[open][id]")].map((it) => it.id);
   const checked = [...part.querySelectorAll("input[type=checkbox]:checked")].map((it) => it.value);
   const focused = part.contains(document.activeElement) ? document.activeElement : null;
   const scroll = [part.scrollTop, part.parentElement.scrollTop];
-  part.replaceChildren(...document.adoptNode(newer).childNodes);
+  document.adoptNode(newer);
+  for (const list of part.querySelectorAll("[data-merge]")) {
+    const same = newer.querySelector(`#${list.id}`);
+    if (same && list.dataset.merge === same.dataset.merge) merge(list, same);
+  }
+  part.replaceChildren(...newer.childNodes);
   for (const id of open) document.getElementById(id)?.setAttribute("open", "");
   for (const box of part.querySelectorAll("input[type=checkbox]")) box.checked = checked.includes(box.value);
   [part.scrollTop, part.parentElement.scrollTop] = scroll;

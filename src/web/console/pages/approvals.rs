@@ -6,7 +6,7 @@ use crate::config::KeyScope::{Approve, Run};
 use crate::domain::run::RunId;
 use crate::store::approvals::ApprovalQuery;
 use crate::web::console::layout::Page;
-use crate::web::console::pages::run_actions;
+use crate::web::console::pages::approval_cards;
 use crate::web::console::parts::{self, query_string};
 use crate::web::console::request::ConsoleRequest;
 use crate::web::error::Problem;
@@ -29,15 +29,16 @@ pub async fn page(request: ConsoleRequest) -> Result<Page, Problem> {
         let query = query_string(&[("cursor", &next.to_string())]);
         format!("{}?{query}", request.href("/approvals"))
     });
+    let cards = approval_cards::of_runs(request, &page.approvals).await?;
     let body = html! {
         div.head { h1 { "Approvals" } }
         @if request.may(Run) || request.may(Approve) { (parts::needs_scripts("Deciding")) }
         h2.sr { "Calls that wait" }
         div #list data-live="3000" {
+            (cards)
             @if page.approvals.is_empty() {
-                (parts::empty("Nothing waits for approval", "Tools that an agent lists in approve appear here before they run."))
+                (parts::empty_with("Nothing waits for approval", "Calls of tools listed under approve in an agent's file wait here for your decision:", "approve = [\"write_file\"]"))
             }
-            @for approval in &page.approvals { (run_actions::approval(request, approval)) }
             (parts::next_page(next))
         }
     };

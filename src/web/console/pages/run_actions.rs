@@ -3,8 +3,8 @@
 use maud::{Markup, html};
 
 use crate::config::KeyScope;
-use crate::domain::http_placement::push_encoded;
-use crate::domain::run::{PendingApproval, Run, RunId, now};
+use crate::domain::run::{Run, Status};
+use crate::domain::waiting_for::WaitingFor;
 use crate::web::console::format;
 use crate::web::console::parts::{self, query_string};
 use crate::web::console::request::ConsoleRequest;
@@ -13,19 +13,116 @@ use crate::web::console::request::ConsoleRequest;
 pub fn buttons(request: &ConsoleRequest, run: &Run) -> Markup {
     let path = |rest: &str| request.shell.api(&format!("/runs/{}{rest}", run.id));
     let is_root = run.parent_id.is_none();
+    let is_active = !run.status.is_terminal();
     let may = |scope| request.may(scope) && request.principal.can_use_agent(&run.agent);
     let compare = query_string(&[("a", &run.id.to_string())]);
     html! {
-        @if !run.status.is_terminal() && may(KeyScope::Run) { (steer(&path("/messages"))) }
-        @if may(KeyScope::Run) && run.turns > 0 { (fork(&path("/fork"), None)) }
-        @if run.status.is_terminal() && is_root {
-            a.button href=(path("/recording")) data-download=(format!("{}.toml", run.id)) download { "Save as test" }
+        @if is_active && may(KeyScope::Run) {
+            (steer(&path("/messages")))
+            @if run.waiting_for != Some(WaitingFor::Resume) { (post_button("Pause", &path("/pause"), "")) }
         }
+        @if !is_active && is_root && may(KeyScope::Run) {
+            (run_again(&path("/fork")))
+            a.button href=(edit_and_run(request, run)) { "Edit and run" }
+        }
+        @if may(KeyScope::Run) && run.turns > 0 { (fork(&path("/fork"), None)) }
+        @if !is_active && is_root { (save_as_test(&path("/recording"), run)) }
         a.button href=(format!("{}?{compare}", request.href("/compare"))) { "Compare" }
-        @if !run.status.is_terminal() && may(KeyScope::Cancel) {
-            form.inline.needs-scripts data-post=(path("/cancel")) data-then="reload" {
-                button.danger type="submit" { "Cancel" }
-                span.error role="alert" {}
+        @if is_active && may(KeyScope::Cancel) { (cancel(&path("/cancel"), run)) }
+    }
+}
+
+/// What a run waits for, with the button that ends the wait.
+pub fn wait_notice(request: &ConsoleRequest, run: &Run) -> Markup {
+    let path = |rest: &str| request.shell.api(&format!("/runs/{}{rest}", run.id));
+    let may_run = request.may(KeyScope::Run) && request.principal.can_use_agent(&run.agent);
+    let load = request.state.runner.gauges();
+    html! {
+        @match (run.status, run.waiting_for) {
+            (Status::Queued, _) => div.wait {
+                "Queued: " (format::plural(load.running, "run")) " running, " (load.queued) " waiting for a slot. It starts by itself."
+            },
+            (status, _) if status.is_terminal() => {},
+            (_, Some(WaitingFor::Approval)) => {
+                @for pending in run.pending_approvals.iter().take(1) {
+                    div.wait {
+                        b { (pending.request.tool) } " of " (pending.agent) " waits for a decision"
+                        @if let Some(deadline) = pending.request.deadline { ", until " (format::instant(deadline)) }
+                        "."
+                        @let others = run.pending_approvals.len() - 1;
+                        @if others > 0 { " " (format::plural(others, "other call")) " too." }
+                        " " a.button href=(request.run_href(run.id)) { "Decide" }
+                    }
+                }
+            },
+            (_, Some(WaitingFor::Resume)) => div.wait {
+                "Paused: its time limit stands still. "
+                @if may_run { (post_button("Resume", &path("/resume"), "primary")) }
+            },
+            (_, Some(WaitingFor::ClientTools)) => div.wait {
+                "Waits for the results of tools of its client, which sends them with its next request. Cancel the run to end the wait."
+            },
+            (_, Some(WaitingFor::Batch)) => div.wait {
+                "Waits for a batch of the provider, which can take hours. Cancel the run to end the wait."
+            },
+            _ => {},
+        }
+    }
+}
+
+fn post_button(name: &str, path: &str, class: &str) -> Markup {
+    html! {
+        form.inline.needs-scripts data-post=(path) data-then="reload" {
+            button class=(class) type="submit" { (name) }
+            span.error role="alert" {}
+        }
+    }
+}
+
+fn cancel(path: &str, run: &Run) -> Markup {
+    html! {
+        details.menu #cancel data-keep {
+            summary.button.danger { "Cancel" }
+            form.panel data-post=(path) data-then="reload" {
+                p {
+                    "The run ends at its next step"
+                    @if run.tree.runs > 1 { ", and so do the runs below it" }
+                    ". What is recorded stays."
+                }
+                div.actions { button.danger type="submit" { "Cancel the run" } span.error role="alert" {} }
+            }
+        }
+    }
+}
+
+/// The recorded request once more, with the agent of today.
+fn run_again(path: &str) -> Markup {
+    html! {
+        form.inline.needs-scripts data-post=(path) data-then="run" {
+            input type="hidden" name="at.turn" value="0" data-type="number";
+            input type="hidden" name="definition" value="current";
+            input type="hidden" name="memory" value="true" data-type="json";
+            button type="submit" title="The same input, with the agent of today" { "Run again" }
+            span.error role="alert" {}
+        }
+    }
+}
+
+/// The address of the agent's form, filled from the run.
+fn edit_and_run(request: &ConsoleRequest, run: &Run) -> String {
+    let query = query_string(&[("from", &run.id.to_string())]);
+    request.href(&format!("/agents/{}?{query}#start-title", run.agent))
+}
+
+fn save_as_test(path: &str, run: &Run) -> Markup {
+    let name = format!("{}.toml", run.agent);
+    html! {
+        details.menu #save data-keep {
+            summary.button { "Save as test" }
+            div.panel {
+                p { "Your browser downloads " code { (name) } ". Put it into " code { "tests/" } " beside the directory of your agents; then " code { "axed test" } " runs it, offline." }
+                p.muted.small { "Or in a terminal: " code { "axed runs save " (parts::short_id(&run.id.to_string())) " tests/" (name) } }
+                div.actions { a.button.primary href=(path) data-download=(name) download { "Download" } }
             }
         }
     }
@@ -70,70 +167,4 @@ pub fn fork(path: &str, turn: Option<u32>) -> Markup {
             }
         }
     }
-}
-
-/// A call that waits for approval, with its decision: only if the page has all of its arguments.
-pub fn approval(request: &ConsoleRequest, approval: &PendingApproval) -> Markup {
-    let call = &approval.request;
-    let now = now();
-    let may_decide = (request.may(KeyScope::Run) || request.may(KeyScope::Approve))
-        && request.principal.can_use_agent(&approval.agent);
-    html! {
-        article.approval {
-            header {
-                h3 { (call.tool) }
-                span.muted {
-                    "of " a href=(step(request, approval.run_id, &call.tool_call_id)) { (approval.agent) }
-                    " · " (format::ago(call.requested_at, now))
-                    @if let Some(deadline) = call.deadline { " · denied at " (format::instant(deadline)) }
-                }
-            }
-            @if call.truncated {
-                (parts::json_block(call.arguments.get()))
-                p.muted.small {
-                    "The arguments are too long to decide on them here. Use "
-                    code { "axed runs approve " (approval.run_id) } "."
-                }
-            } @else if may_decide { (decision(request, approval)) }
-            @else { (whole_json(&format::pretty_json(call.arguments.get()))) }
-        }
-    }
-}
-
-fn whole_json(json: &str) -> Markup {
-    html! { pre.text.json tabindex="0" { (json) } }
-}
-
-fn decision(request: &ConsoleRequest, approval: &PendingApproval) -> Markup {
-    let call = &approval.request;
-    let mut path = format!("/runs/{}/approvals/", approval.run_id);
-    push_encoded(&mut path, &call.tool_call_id);
-    let path = request.shell.api(&path);
-    // Providers give the same id to calls of different runs.
-    let id = format!("arguments-{}-{}", approval.run_id, call.tool_call_id);
-    let json = format::pretty_json(call.arguments.get());
-    html! {
-        form data-post=(path) data-then="reload" {
-            input type="hidden" name="arguments_hash" value=(call.arguments_hash.0);
-            @if request.may(KeyScope::Approve) {
-                label for=(id) { "Arguments: change them to approve an edited call" }
-                textarea.code id=(id) name="arguments" data-type="json" data-only-if-changed rows=(json.lines().count().clamp(3, 20)) spellcheck="false" data-for="approve" { (json) }
-            } @else { (whole_json(&json)) }
-            label for=(format!("reason-{id}")) { "Reason (the model reads it if the call is denied)" }
-            input id=(format!("reason-{id}")) name="reason";
-            div.actions.needs-scripts {
-                button.primary type="submit" name="decision" value="approve" { "Approve" }
-                button.danger type="submit" name="decision" value="deny" { "Deny" }
-                span.error role="alert" {}
-            }
-        }
-    }
-}
-
-fn step(request: &ConsoleRequest, run: RunId, call: &str) -> String {
-    format!(
-        "{}?{}",
-        request.run_href(run),
-        query_string(&[("call", call)])
-    )
 }
