@@ -24,6 +24,7 @@ const home = mkdtempSync(join(tmpdir(), "axed-console-"));
 const LONG = Array.from({ length: 120 }, (_, n) => `sentence ${n + 1} of the story.`).join(" ");
 /** More than the event of a run's end has. */
 const BOOK = Array.from({ length: 900 }, (_, n) => `sentence ${n + 1} of the book.`).join(" ");
+const MARKDOWN = `${"> ".repeat(500)}deep\n\n<script>alert(1)</script>\n\n${"A **bold** word, `code`, and [a link](javascript:alert(1)).\n\n- one\n- two\n\n".repeat(1300)}`;
 const LONG_NAME = "an-agent-with-a-name-that-is-as-long-as-the-names-of-agents-can-";
 const DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==";
 const calls = (agent, count) => {
@@ -57,6 +58,17 @@ stream = true
 `,
   "agents/novelist.toml": `name = "novelist"\nmodel = "scripted/novelist"\nsystem_prompt = "x"\nstream = true\n`,
   "agents/printer.toml": `name = "printer"\nmodel = "scripted/novelist"\nsystem_prompt = "x"\nstream = false\n`,
+  "agents/pacer.toml": `name = "pacer"\nmodel = "scripted/pacer"\nsystem_prompt = "x"\nsub_agents = ["critic"]\n`,
+  "scripts/pacer.toml": `
+[[replies]]
+errors = [{ category = "rate_limit", message = "slow down", times = 1, retry_after_ms = 2500 }]
+text = "I let somebody else read it."
+tool_calls = [{ name = "call_agent", arguments = { agent = "critic", task = "Judge" } }]
+[[replies]]
+text = "Done."
+`,
+  "agents/author.toml": `name = "author"\nmodel = "scripted/author"\nsystem_prompt = "x"\n`,
+  "scripts/author.toml": `[[replies]]\ntext = '''${MARKDOWN}'''\n`,
   "scripts/novelist.toml": `[[replies]]\ntext = "${BOOK}"\n`,
   "agents/editor.toml": `
 name = "editor"
@@ -266,9 +278,10 @@ async function startInTheForm(page, base) {
 }
 
 async function cancel(page) {
-  await page.getByRole("button", { name: "Cancel", exact: true }).click();
+  await page.locator("#actions summary", { hasText: "Cancel" }).click();
+  await page.getByRole("button", { name: "Cancel the run" }).click();
   await status(page, "cancelled");
-  await page.getByRole("button", { name: "Cancel", exact: true }).waitFor({ state: "detached" });
+  await page.locator("#cancel").waitFor({ state: "detached" });
 }
 
 async function approveWithAnEdit(page, base) {
@@ -277,15 +290,90 @@ async function approveWithAnEdit(page, base) {
   const box = page.locator("article.approval", { hasText: "write_file" });
   await box.waitFor();
   await shot(page, "approvals");
+  await box.locator("pre.added", { hasText: "The build is green." }).waitFor();
+  await box.locator("summary", { hasText: "Arguments" }).click();
   await box.getByLabel(/Arguments/).fill('{"path": "edited.md", "content": "Edited by a person."}');
   await box.getByRole("button", { name: "Approve" }).click();
-  await box.waitFor({ state: "detached" });
+  await box.getByText("Approved, with other arguments").waitFor();
   const ended = await api(base, "GET", `/runs/${run.id}?wait=20`);
   assert.equal(ended.status, "completed");
   await page.goto(`${base}/ui/runs/${run.id}`);
   await page.locator(".row", { hasText: "write_file" }).click();
   await page.locator("#inspector").getByText("Edited by a person.").first().waitFor();
   assert.match(page.url(), /\?call=/);
+}
+
+/** The second click falls on the same spot, where the next card must not be. */
+async function approveOnce(page, base) {
+  const runs = [];
+  for (const note of ["first", "second"]) runs.push(await api(base, "POST", "/agents/notes/runs?wait=20", { input: `Note the ${note}` }));
+  await page.goto(`${base}/ui/approvals`);
+  assert.ok(Number(await page.locator("header.top .badge").textContent()) >= 2);
+  const cards = page.locator("article.approval");
+  const below = await cards.nth(1).boundingBox();
+  await cards.first().getByRole("button", { name: "Approve" }).click({ clickCount: 2, delay: 30 });
+  await cards.first().getByText("Approved").waitFor();
+  await api(base, "GET", `/runs/${runs[0].id}?wait=20`);
+  await page.evaluate(() => new Promise((resolve) => document.addEventListener("console:refreshed", resolve, { once: true })));
+  assert.deepEqual(await cards.nth(1).boundingBox(), below, "nothing moves");
+  await cards.first().getByRole("link", { name: "Open the call" }).waitFor();
+  const states = await Promise.all(runs.map((run) => api(base, "GET", `/runs/${run.id}`)));
+  assert.deepEqual(states.map((run) => run.status), ["completed", "waiting"]);
+  await shot(page, "approvals-decided");
+  await api(base, "POST", `/runs/${runs[1].id}/cancel`, {});
+}
+
+/** Hostile Markdown of 100 KB, with the rows and the divider of the tree. */
+async function markdown(page, base) {
+  const run = await api(base, "POST", "/agents/author/runs?wait=30", { input: "# Plan\n\n<img src=x> ![p](http://127.0.0.1:1/p.png)" });
+  await page.goto(`${base}/ui/runs/${run.id}?turn=1`);
+  const reply = page.locator(".thread .assistant .markdown");
+  await reply.locator("strong").first().waitFor();
+  assert.ok((await reply.innerText()).length > 50_000);
+  assert.equal(await page.locator(".thread img, .thread script").count(), 0);
+  assert.equal(await page.locator(".thread .user .heading").innerText(), "Plan");
+  await page.getByRole("link", { name: "Raw" }).click();
+  await page.getByRole("heading", { name: "Request as sent" }).waitFor();
+  const time = await page.evaluate(() => performance.getEntriesByType("navigation")[0].responseEnd);
+  assert.ok(time < 3_000, `${time} ms`);
+}
+
+async function foldAndDrag(page) {
+  const rows = page.locator(".tree .row:visible");
+  const before = await rows.count();
+  await page.getByRole("button", { name: "Fold editor" }).click();
+  assert.equal(await rows.count(), 1);
+  await page.getByRole("button", { name: "Fold editor" }).click();
+  assert.equal(await rows.count(), before);
+  assert.equal(await page.locator(".tree .row", { hasText: "call_agent" }).count(), 0, "a delegation is one row");
+  const divider = page.locator(".divider");
+  const start = (await divider.boundingBox()).x;
+  await divider.focus();
+  await page.keyboard.press("ArrowRight");
+  assert.ok((await divider.boundingBox()).x > start);
+  const box = await divider.boundingBox();
+  await page.mouse.move(box.x + 4, box.y + 10);
+  await page.mouse.down();
+  await page.mouse.move(box.x - 80, box.y + 10);
+  await page.mouse.up();
+  assert.ok((await divider.boundingBox()).x < start);
+}
+
+async function pauseAndRunAgain(page, base) {
+  const run = await api(base, "POST", "/agents/pacer/runs", { input: "Tell it again", labels: { team: "search" } });
+  await page.goto(`${base}/ui/runs/${run.id}`);
+  await page.getByRole("button", { name: "Pause" }).click();
+  await page.locator(".wait", { hasText: "Paused" }).getByRole("button", { name: "Resume" }).click();
+  await status(page, "completed");
+  await page.getByRole("link", { name: "Edit and run" }).click();
+  await page.waitForURL(/from=run_/);
+  assert.equal(await page.getByLabel("Input").inputValue(), "Tell it again");
+  assert.equal(await page.getByLabel("Labels").inputValue(), "team=search");
+  await page.goto(`${base}/ui/runs/${run.id}`);
+  await page.getByRole("button", { name: "Run again" }).click();
+  await page.waitForURL((url) => !url.pathname.endsWith(run.id) && /run_/.test(url.pathname));
+  await status(page, "completed");
+  assert.equal((await api(base, "GET", `/runs/${runOf(page)}`)).input, "Tell it again");
 }
 
 async function steer(page, base) {
@@ -316,8 +404,9 @@ async function treeForkAndCompare(page, base) {
   await page.keyboard.press("k");
   await page.keyboard.press("Enter");
   await page.waitForURL(/\?turn=1/);
-  await page.getByRole("heading", { name: "Request as sent" }).waitFor();
+  await page.locator(".thread .user").waitFor();
   await shot(page, "turn");
+  await foldAndDrag(page);
   await page.getByRole("link", { name: "Events" }).click();
   await page.locator(".events summary", { hasText: "turn.completed" }).first().click();
   await page.goto(`${base}/ui/runs/${run.id}?turn=2`);
@@ -334,8 +423,9 @@ async function treeForkAndCompare(page, base) {
   await shot(page, "differences");
   await page.goto(`${base}/ui/runs/${run.id}`);
   const download = page.waitForEvent("download");
-  await page.getByRole("link", { name: "Save as test" }).click();
-  assert.equal((await download).suggestedFilename(), `${run.id}.toml`);
+  await page.locator("summary", { hasText: "Save as test" }).click();
+  await page.getByRole("link", { name: "Download" }).click();
+  assert.equal((await download).suggestedFilename(), "editor.toml");
 }
 
 async function largeTree(page, base) {
@@ -562,6 +652,9 @@ try {
   await story("a run is started in the form, and its text streams", () => startInTheForm(page, base));
   await story("a run is cancelled", () => cancel(page));
   await story("a call is approved with an edit", () => approveWithAnEdit(page, base));
+  await story("two clicks on one spot approve one call", () => approveOnce(page, base));
+  await story("a run is paused, resumed, edited and run again", () => pauseAndRunAgain(page, base));
+  await story("Markdown is shown, and only Markdown", () => markdown(page, base));
   await story("a run is steered", () => steer(page, base));
   await story("a tree is read, forked, compared and saved", () => treeForkAndCompare(page, base));
   await story("a large tree is shown in parts, or whole", () => largeTree(page, base));

@@ -24,7 +24,7 @@ use crate::web::problem_code::ProblemCode;
 const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// Name, content type and text.
-const FILES: [(&str, &str, &str); 10] = [
+const FILES: [(&str, &str, &str); 12] = [
     (
         "console.css",
         "text/css; charset=utf-8",
@@ -39,10 +39,12 @@ const FILES: [(&str, &str, &str); 10] = [
     ("theme.js", JAVASCRIPT, include_str!("assets/theme.js")),
     ("console.js", JAVASCRIPT, include_str!("assets/console.js")),
     ("client.js", JAVASCRIPT, include_str!("assets/client.js")),
+    ("decided.js", JAVASCRIPT, include_str!("assets/decided.js")),
     ("pages.js", JAVASCRIPT, include_str!("assets/pages.js")),
     ("forms.js", JAVASCRIPT, include_str!("assets/forms.js")),
     ("live.js", JAVASCRIPT, include_str!("assets/live.js")),
     ("keys.js", JAVASCRIPT, include_str!("assets/keys.js")),
+    ("tree.js", JAVASCRIPT, include_str!("assets/tree.js")),
 ];
 
 /// The hash of all files, as hexadecimal digits.

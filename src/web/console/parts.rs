@@ -16,7 +16,7 @@ const INPUT_CHARS: usize = 110;
 /// Characters of a label in a list.
 const LABEL_CHARS: usize = 40;
 /// Bytes of a text in a page; the API has all of it.
-const MAX_TEXT_BYTES: usize = 256 << 10;
+pub const MAX_TEXT_BYTES: usize = 256 << 10;
 
 /// Runs as a table. `selects` adds a box to each run that can be cancelled.
 pub fn run_table(request: &ConsoleRequest, runs: &[Run], now: Timestamp, selects: bool) -> Markup {
@@ -114,7 +114,7 @@ pub fn text_block(text: &str) -> Markup {
 fn boxed(class: &str, text: &str) -> Markup {
     let shown = truncate_to_bytes(text, MAX_TEXT_BYTES);
     html! {
-        pre class=(class) tabindex="0" { (format::prose(shown)) }
+        pre class=(class) data-source tabindex="0" { (format::prose(shown)) }
         @if shown.len() < text.len() {
             p.muted.small { "The first " (MAX_TEXT_BYTES / 1024) " KiB of " (text.len() / 1024) " KiB." }
         }
@@ -183,6 +183,20 @@ pub fn next_page(href: Option<String>) -> Markup {
 /// A message in place of an empty list.
 pub fn empty(title: &str, hint: &str) -> Markup {
     html! { div.empty { h2 { (title) } p { (hint) } } }
+}
+
+/// As [`empty`], with a command that helps.
+pub fn empty_with(title: &str, hint: &str, command: &str) -> Markup {
+    html! {
+        section.empty {
+            h2 { (title) }
+            p { (hint) }
+            p.command {
+                code data-source { (command) }
+                button.quiet.needs-scripts type="button" data-copy aria-label="Copy the command" { "Copy" }
+            }
+        }
+    }
 }
 
 /// A query string; pairs with an empty value are left out.

@@ -1,12 +1,13 @@
 //! `/ui/agents/{name}`: an agent's definition, what is wrong with its file, a form that starts a run, its last runs.
 
 use maud::{Markup, html};
+use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::catalog::{Entry, LoadError, agent_toml};
 use crate::config::KeyScope;
 use crate::domain::agent::is_agent_name;
-use crate::domain::run::now;
+use crate::domain::run::{Run, now};
 use crate::engine::agent_check;
 use crate::settings::section::Audience;
 use crate::store::runs::RunFilter;
@@ -16,16 +17,22 @@ use crate::web::console::pages::{agent_versions, input_form};
 use crate::web::console::parts::{self, query_string};
 use crate::web::console::request::ConsoleRequest;
 use crate::web::error::Problem;
-use crate::web::extract::query::NoParameters;
 use crate::web::routes::agents::AgentBrief;
-use crate::web::routes::runs;
+use crate::web::routes::runs::{self, require_run};
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct AgentQuery {
+    /// The run that fills the form.
+    from: Option<String>,
+}
 
 /// The last runs that are shown.
 const RUNS: usize = 20;
 
 pub async fn page(request: ConsoleRequest) -> Result<Page, Problem> {
     let request = &request;
-    request.query::<NoParameters>()?;
+    let AgentQuery { from } = request.query()?;
     let name = request.param("name").to_owned();
     let agents = agent_check::inspected_agents(request.state.runner.catalog()).await;
     let is_visible = is_agent_name(&name) && request.principal.can_use_agent(&name);
@@ -43,17 +50,21 @@ pub async fn page(request: ConsoleRequest) -> Result<Page, Problem> {
     };
     let last = runs::visible_page(&request.state, &request.principal, filter).await?;
     let versions = agent_versions::render(request, &name, agent.version).await?;
+    let source = match &from {
+        Some(id) => Some(require_run(&request.state, request.visible_run(id).await?).await?),
+        None => None,
+    };
     let may_start = agent.version.is_some() && request.may(KeyScope::Run);
     let body = html! {
         div.head {
             div { h1 { (name) " " (state(agent)) } p.muted { (agent.description.unwrap_or_default()) } }
             div.actions {
-                @if may_start && schema.is_none() { a.button href=(request.href(&format!("/agents/{name}/chat"))) { "Chat" } }
+                @if may_start && schema.is_none() { a.button.primary href="#start-title" { "Run" } a.button href=(request.href(&format!("/agents/{name}/chat"))) { "Chat" } }
             }
         }
         @if let Some(error) = &agent.error { div.failure role="alert" { b { "The file is invalid" } pre.plain { (error) } } }
         @for warning in &agent.warnings { p.warning { (warning) } }
-        @if may_start { (start_form(request, &name, agent, schema)) }
+        @if may_start { (start_form(request, &name, agent, schema, source.as_ref())) }
         h2 { "Last runs" }
         div #list data-live="10000" {
             @if last.runs.is_empty() { p.muted { "No run yet." } }
@@ -73,20 +84,32 @@ fn start_form(
     name: &str,
     agent: &AgentBrief<'_>,
     schema: Option<&str>,
+    source: Option<&Run>,
 ) -> Markup {
     let path = request.shell.api(&format!("/agents/{name}/runs"));
     let model = agent.model.map(ToString::to_string).unwrap_or_default();
+    let labels = source.into_iter().flat_map(|run| &run.labels);
+    let labels: Vec<_> = labels
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
+    let labels = labels.join(", ");
     html! {
         section.panel aria-labelledby="start-title" {
             h2 #start-title { "Start a run" }
             (parts::needs_scripts("Starting a run"))
             form #start.needs-scripts data-post=(path) data-then="run" {
-                (input_form::fields(schema))
-                details {
+                @if let Some(source) = source {
+                    p.muted.small {
+                        "Filled from " a href=(request.run_href(source.id)) { "a run" } "."
+                        @if source.input.attachments().next().is_some() { " Add its pictures and files again." }
+                    }
+                }
+                (input_form::fields(schema, source.map(|run| run.input.to_plain_text()).as_deref()))
+                details open[source.is_some_and(|run| !run.labels.is_empty())] {
                     summary { "More" }
                     div.grid {
                         label { span { "Session" } input name="session"; }
-                        label { span { "Labels" } input name="labels" data-type="labels" placeholder="team=search, env=test"; }
+                        label { span { "Labels" } input name="labels" data-type="labels" placeholder="team=search, env=test" value=(labels); }
                         label { span { "Model" } input name="model" placeholder=(model); }
                         label { span { "Time limit, seconds" } input name="timeout" data-type="number" inputmode="numeric"; }
                         label { span { "Context" } textarea name="context" rows="2" {} }

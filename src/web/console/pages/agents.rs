@@ -21,14 +21,21 @@ pub async fn page(request: ConsoleRequest) -> Result<Page, Problem> {
     let entries: Vec<_> = entries
         .filter(|entry| request.principal.can_use_agent(&entry.name))
         .collect();
+    let is_empty = entries.is_empty();
+    let is_scripted = |entry: &&Entry| entry.name.ends_with("-scripted");
+    let (scripted, others): (Vec<_>, Vec<_>) = entries.into_iter().partition(is_scripted);
     let body = html! {
         div.head { h1 { "Agents" } }
         div #list data-live="10000" {
-            @if entries.is_empty() {
-                (parts::empty("No agents", "Put a TOML file into one of the agents' directories."))
+            @if is_empty {
+                (parts::empty_with("No agents", "An agent is one TOML file in a directory of agents. This command writes one:", "axed agents init helper"))
             }
-            ul.cards {
-                @for entry in entries { (card(request, entry)) }
+            @if !others.is_empty() { ul.cards { @for entry in &others { (card(request, entry)) } } }
+            @if !scripted.is_empty() {
+                details #scripted data-keep open[others.is_empty()] {
+                    summary { (format::plural(scripted.len(), "scripted agent")) ", which answer from files, without a key" }
+                    ul.cards { @for entry in &scripted { (card(request, entry)) } }
+                }
             }
         }
     };
@@ -50,8 +57,11 @@ fn card(request: &ConsoleRequest, entry: &Entry) -> Markup {
                 @if !agent.tools.is_empty() { " · " (format::plural(agent.tools.len(), "tool")) }
                 @if !agent.sub_agents.is_empty() { " · calls " (agent.sub_agents.join(", ")) }
             }
-            @if takes_text && request.may(Run) {
-                p { a.button href=(format!("{href}/chat")) { "Chat" } }
+            @if agent.version.is_some() && request.may(Run) {
+                p.actions {
+                    a.button href=(format!("{href}#start-title")) { "Run" }
+                    @if takes_text { a.button href=(format!("{href}/chat")) { "Chat" } }
+                }
             }
         }
     }

@@ -5,9 +5,11 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::domain::run::Run;
+use crate::engine::blocking::run_blocking;
 use crate::engine::history::run_diff::{self, Change, DiffNode, RunDiff, TreeTotals};
+use crate::web::console::diff;
 use crate::web::console::format;
-use crate::web::console::layout::Page;
+use crate::web::console::layout::{Page, Shell};
 use crate::web::console::parts;
 use crate::web::console::request::ConsoleRequest;
 use crate::web::error::Problem;
@@ -28,7 +30,7 @@ pub async fn page(request: ConsoleRequest) -> Result<Page, Problem> {
         Some((a, b)) => compare(request, a, b).await?,
         None => parts::empty(
             "Choose two runs",
-            "A fork and its source, or two runs of the same agent.",
+            "A fork and its source, or two runs of the same agent. The page of a run has the button Compare.",
         ),
     };
     let body = html! {
@@ -50,13 +52,21 @@ async fn compare(request: &ConsoleRequest, a: &str, b: &str) -> Result<Markup, P
     );
     let state = &request.state;
     let (a, b) = (require_run(state, a).await?, require_run(state, b).await?);
-    let diff = run_diff::diff(state.runner.store().as_ref(), &a, &b).await?;
-    let changed = diff.nodes.iter().filter(|node| is_changed(node)).count();
+    let compared = run_diff::diff(state.runner.store().as_ref(), &a, &b).await?;
+    let totals = totals(request, &a, &b, &compared);
+    let (shell, nodes) = (request.shell.clone(), compared.nodes);
+    // Models choose how long the texts are.
+    let nodes = run_blocking(move || {
+        let changed = nodes.iter().filter(|node| is_changed(node));
+        let views = changed.map(|node| node_view(&shell, node));
+        views.collect::<Vec<_>>()
+    });
+    let nodes = nodes.await;
     Ok(html! {
-        (totals(request, &a, &b, &diff))
-        @if changed == 0 { (parts::empty("No differences", "Both trees have the same prompts, replies, calls and results.")) }
-        @for node in diff.nodes.iter().filter(|node| is_changed(node)) { (node_view(request, node)) }
-        @if diff.truncated { p.warning { "There are more differences than are shown." } }
+        (totals)
+        @if nodes.is_empty() { (parts::empty("No differences", "Both trees have the same prompts, replies, calls and results.")) }
+        @for node in &nodes { (node) }
+        @if compared.truncated { p.warning { "There are more differences than are shown." } }
     })
 }
 
@@ -71,23 +81,31 @@ fn totals(request: &ConsoleRequest, a: &Run, b: &Run, diff: &RunDiff) -> Markup 
             " " (format::status(run.status))
         }
     };
-    type Read = fn(&TreeTotals) -> String;
-    let rows: [(&str, Read); 7] = [
-        ("Runs", |it| it.runs.to_string()),
-        ("Replies", |it| it.model_calls.to_string()),
-        ("Tool calls", |it| it.tool_calls.to_string()),
-        ("Input tokens", |it| it.input_tokens.to_string()),
-        ("Output tokens", |it| it.output_tokens.to_string()),
-        ("Cost", |it| format::usd(it.cost_usd)),
-        ("Duration", |it| format::duration(it.duration_ms)),
+    type Read = fn(&TreeTotals) -> Option<f64>;
+    type Show = fn(f64) -> String;
+    let count: Show = |number| format::thousands(number as u64);
+    let rows: [(&str, Read, Show); 7] = [
+        ("Runs", |it| Some(it.runs as f64), count),
+        ("Replies", |it| Some(it.model_calls as f64), count),
+        ("Tool calls", |it| Some(it.tool_calls as f64), count),
+        ("Input tokens", |it| Some(it.input_tokens as f64), count),
+        ("Output tokens", |it| Some(it.output_tokens as f64), count),
+        ("Cost", |it| it.cost_usd, |usd| format::usd(Some(usd))),
+        (
+            "Duration",
+            |it| Some(it.duration_ms as f64),
+            |ms| format::duration(ms as u64),
+        ),
     ];
+    let shown = |value: Option<f64>, show: Show| value.map_or_else(|| "–".to_owned(), show);
     html! {
         div.scroll role="region" aria-label="Totals" tabindex="0" {
             table.list.totals {
-                thead { tr { th { span.sr { "Number" } } th.number { (run(a)) } th.number { (run(b)) } } }
+                thead { tr { th { span.sr { "Number" } } th.number { (run(a)) } th.number { (run(b)) } th.number { "Difference" } } }
                 tbody {
-                    @for (name, of) in rows {
-                        tr { th scope="row" { (name) } td.number { (of(&diff.totals.a)) } td.number { (of(&diff.totals.b)) } }
+                    @for (name, of, show) in rows {
+                        @let (a, b) = (of(&diff.totals.a), of(&diff.totals.b));
+                        tr { th scope="row" { (name) } td.number { (shown(a, show)) } td.number { (shown(b, show)) } td.number { (delta(a, b, show)) } }
                     }
                 }
             }
@@ -95,14 +113,28 @@ fn totals(request: &ConsoleRequest, a: &Run, b: &Run, diff: &RunDiff) -> Markup 
     }
 }
 
-fn node_view(request: &ConsoleRequest, node: &DiffNode) -> Markup {
+/// `+120 (+12 %)`, `−3 ms (−5 %)`; nothing if both are equal or one is unknown.
+fn delta(a: Option<f64>, b: Option<f64>, show: fn(f64) -> String) -> String {
+    let Some((a, b)) = a.zip(b).filter(|(a, b)| a != b) else {
+        return String::new();
+    };
+    let sign = if b > a { '+' } else { '−' };
+    let share = match a {
+        0.0 => String::new(),
+        a => format!(" ({sign}{:.0} %)", (b - a).abs() * 100.0 / a),
+    };
+    format!("{sign}{}{share}", show((b - a).abs()))
+}
+
+fn node_view(shell: &Shell, node: &DiffNode) -> Markup {
+    let run_href = |id| shell.href(&format!("/runs/{id}"));
     html! {
         section.diff {
             h2 { code { (node.path) } }
             p.small {
-                @match node.a { Some(id) => a href=(request.run_href(id)) { "first" }, None => span.muted { "not in the first" } }
+                @match node.a { Some(id) => a href=(run_href(id)) { "first" }, None => span.muted { "not in the first" } }
                 " · "
-                @match node.b { Some(id) => a href=(request.run_href(id)) { "second" }, None => span.muted { "not in the second" } }
+                @match node.b { Some(id) => a href=(run_href(id)) { "second" }, None => span.muted { "not in the second" } }
             }
             @if !node.changes.is_empty() { h3.sr { "Run" } }
             @for change in &node.changes { (change_view(change)) }
@@ -115,15 +147,24 @@ fn node_view(request: &ConsoleRequest, node: &DiffNode) -> Markup {
 }
 
 fn change_view(change: &Change) -> Markup {
+    let (before, after) = match (&change.a, &change.b) {
+        (Value::String(a), Value::String(b)) => diff::words(a, b),
+        (a, b) if a.is_null() || b.is_null() => (plain(a), plain(b)),
+        (a, b) => diff::words(&shown(a), &shown(b)),
+    };
     html! {
         div.change {
             h4 { (change.field) @if change.truncated { span.muted { " (cut)" } } }
             div.sides {
-                pre.text.before tabindex="0" { (shown(&change.a)) }
-                pre.text.after tabindex="0" { (shown(&change.b)) }
+                pre.text.before tabindex="0" { (before) }
+                pre.text.after tabindex="0" { (after) }
             }
         }
     }
+}
+
+fn plain(value: &Value) -> Markup {
+    html! { (shown(value)) }
 }
 
 fn shown(value: &Value) -> String {
@@ -131,5 +172,20 @@ fn shown(value: &Value) -> String {
         Value::Null => "–".to_owned(),
         Value::String(text) => format::prose(text),
         value => format::pretty_json(&value.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::delta;
+
+    #[test]
+    fn a_delta_has_a_sign_and_a_share() {
+        let show = |number: f64| number.to_string();
+        let of = |a, b| delta(Some(a), Some(b), show);
+        assert_eq!(of(100.0, 120.0), "+20 (+20 %)");
+        assert_eq!(of(4.0, 3.0), "−1 (−25 %)");
+        assert_eq!([of(2.0, 2.0), of(0.0, 3.0)], ["", "+3"]);
+        assert_eq!(delta(None, Some(1.0), show), "");
     }
 }

@@ -3,27 +3,35 @@
 use maud::{Markup, html};
 use serde_json::{Map, Value};
 
+use crate::web::console::format;
+
 /// Fields that a form may have; the input of a larger schema is written as JSON.
 const MAX_FIELDS: usize = 40;
 
-/// `schema` is the agent's `[input_schema]`, if it has one.
-pub fn fields(schema: Option<&str>) -> Markup {
+/// `schema` is the agent's `[input_schema]`, if it has one; `given` is what the fields contain.
+pub fn fields(schema: Option<&str>, given: Option<&str>) -> Markup {
     let Some(schema) = schema else {
         return html! {
             label for="input" { "Input" }
-            textarea #input name="input" rows="4" {}
+            textarea #input name="input" rows="4" { (given.unwrap_or_default()) }
             label for="pictures" { "Pictures" }
             input #pictures type="file" accept="image/png,image/jpeg,image/webp,image/gif" multiple data-pictures="input";
         };
     };
     let schema: Value = serde_json::from_str(schema).unwrap_or_default();
     match properties(&schema) {
-        Some(properties) => object_fields(&schema, properties),
+        Some(properties) => object_fields(&schema, properties, &parse(given)),
         None => html! {
             label for="input" { "Input, as JSON" }
-            textarea.code #input name="input" data-type="json" rows="8" spellcheck="false" required {}
+            textarea.code #input name="input" data-type="json" rows="8" spellcheck="false" required { (given.map(format::pretty_json).unwrap_or_default()) }
         },
     }
+}
+
+fn parse(given: Option<&str>) -> Value {
+    given
+        .and_then(|text| serde_json::from_str(text).ok())
+        .unwrap_or_default()
 }
 
 /// The properties, if each can have a field of its own. The name of a field has dots between the names of properties.
@@ -34,7 +42,7 @@ fn properties(schema: &Value) -> Option<&Map<String, Value>> {
     (fits && properties.keys().all(is_plain)).then_some(properties)
 }
 
-fn object_fields(schema: &Value, properties: &Map<String, Value>) -> Markup {
+fn object_fields(schema: &Value, properties: &Map<String, Value>, given: &Value) -> Markup {
     let required = schema.get("required").and_then(Value::as_array);
     let is_required =
         |name: &str| required.is_some_and(|names| names.iter().any(|it| it.as_str() == Some(name)));
@@ -46,7 +54,7 @@ fn object_fields(schema: &Value, properties: &Map<String, Value>) -> Markup {
                 (property.get("title").and_then(Value::as_str).unwrap_or(name))
                 @if !required { " (optional)" }
             }
-            (field(&id, &format!("input.{name}"), property, required))
+            (field(&id, &format!("input.{name}"), property, given.get(name), required))
             @if let Some(description) = property.get("description").and_then(Value::as_str) {
                 p.muted.small { (description) }
             }
@@ -54,9 +62,10 @@ fn object_fields(schema: &Value, properties: &Map<String, Value>) -> Markup {
     }
 }
 
-fn field(id: &str, name: &str, property: &Value, required: bool) -> Markup {
+fn field(id: &str, name: &str, property: &Value, given: Option<&Value>, required: bool) -> Markup {
     let kind = property.get("type").and_then(Value::as_str);
-    let default = property.get("default").map(|default| match default {
+    let default = given.or_else(|| property.get("default"));
+    let default = default.map(|default| match default {
         Value::String(text) => text.clone(),
         value => value.to_string(),
     });
@@ -113,7 +122,7 @@ mod tests {
         let schema = r#"{"type":"object","required":["city"],"properties":{
             "city":{"type":"string","description":"<Where>"},"days":{"type":"integer","default":3},
             "unit":{"enum":["C","F"]},"places":{"type":"array"}}}"#;
-        let html = fields(Some(schema)).into_string();
+        let html = fields(Some(schema), None).into_string();
         for part in [
             r#"<textarea id="input-city" name="input.city" rows="2" required>"#,
             "&lt;Where&gt;",
@@ -123,8 +132,18 @@ mod tests {
         ] {
             assert!(html.contains(part), "{part} is missing in {html}");
         }
-        let any = fields(Some(r#"{"properties":{"a.b":{}}}"#)).into_string();
+        let any = fields(Some(r#"{"properties":{"a.b":{}}}"#), None).into_string();
         assert!(any.contains("Input, as JSON"), "{any}");
-        assert!(fields(None).into_string().contains("Pictures"));
+        let filled = fields(Some(schema), Some(r#"{"city":"Oslo","unit":"F"}"#)).into_string();
+        assert!(filled.contains(">Oslo</textarea>"), "{filled}");
+        assert!(
+            filled.contains(r#"<option value="&quot;F&quot;" selected>F</option>"#),
+            "{filled}"
+        );
+        assert!(
+            fields(None, Some("go"))
+                .into_string()
+                .contains(">go</textarea>")
+        );
     }
 }

@@ -51,10 +51,10 @@ pub async fn page(request: ConsoleRequest) -> Result<Page, Problem> {
         ("Commits since the start", text(gauges.commits)),
         (
             "Agents",
-            text(format!(
-                "{}, {invalid} of them invalid",
-                agents.entries.len()
-            )),
+            text(match invalid {
+                0 => format!("{}, all valid", agents.entries.len()),
+                invalid => format!("{}, {invalid} invalid", agents.entries.len()),
+            }),
         ),
         ("Version", text(env!("CARGO_PKG_VERSION"))),
     ];
@@ -105,16 +105,28 @@ fn providers(providers: &[ProviderOverview]) -> Markup {
     let (ready, others): (Vec<_>, Vec<_>) = providers
         .iter()
         .partition(|provider| provider.unavailable.is_none());
-    html! {
-        div.scroll role="region" aria-label="Providers" tabindex="0" {
-            table.list {
-                thead {
-                    tr {
-                        th { "Provider" } th { "State" } th.number { "Requests" } th.number { "Failed" } th.number { "Mean time" }
-                        th.number { "Free requests" }
+    let table = |providers: &[&ProviderOverview]| {
+        html! {
+            div.scroll role="region" aria-label="Providers" tabindex="0" {
+                table.list {
+                    thead {
+                        tr {
+                            th { "Provider" } th { "State" } th.number { "Requests" } th.number { "Failed" } th.number { "Mean time" }
+                            th.number { "Free requests" }
+                        }
                     }
+                    tbody { @for provider in providers { (provider_row(provider)) } }
                 }
-                tbody { @for provider in ready.into_iter().chain(others) { (provider_row(provider)) } }
+            }
+        }
+    };
+    html! {
+        @if ready.is_empty() { p.muted { "None is configured: set the key of one, such as ANTHROPIC_API_KEY, and start the daemon again." } }
+        @else { (table(&ready)) }
+        @if !others.is_empty() {
+            details #other-providers data-keep {
+                summary { (format::plural(others.len(), "other provider")) ", not configured" }
+                (table(&others))
             }
         }
     }

@@ -92,7 +92,7 @@ pub async fn page(request: ConsoleRequest) -> Result<Page, Problem> {
         (form(request, &grouping, days))
         @if lacks_label { p.warning role="status" { "Name the label to group by. Until then, the page groups by agent." } }
         @if usage.groups.data.is_empty() {
-            (parts::empty("Nothing used", "No run has ended in this time."))
+            (parts::empty_with("Nothing used", "No run has ended in this time. Choose more days, or start a run:", "axed run planner-scripted \"Prepare the release\""))
         } @else {
             (summary(&usage.groups.totals))
             (charts(&usage, &grouping, &dates))
@@ -214,45 +214,49 @@ fn charts(usage: &Usage, grouping: &Grouping, dates: &[Date]) -> Markup {
         series,
         format,
     };
-    let cost = chart("Cost", series(data, name, dates, cost), |usd| {
+    // The same order in both charts, so that a group has one color.
+    let mut sums: BTreeMap<String, (f64, f64)> = BTreeMap::new();
+    for group in data {
+        let sum = sums.entry(name(group)).or_default();
+        sum.0 += cost(&group.numbers);
+        sum.1 += tokens(&group.numbers);
+    }
+    let mut order: Vec<(String, (f64, f64))> = sums.into_iter().collect();
+    order.sort_by(|(_, a), (_, b)| b.0.total_cmp(&a.0).then(b.1.total_cmp(&a.1)));
+    let order: Vec<String> = order.into_iter().map(|(name, _)| name).collect();
+    let has_cost = data.iter().any(|group| group.numbers.cost_usd.is_some());
+    let cost = chart("Cost", series(data, name, &order, dates, cost), |usd| {
         format::usd(Some(usd))
     });
-    let tokens = chart("Tokens", series(data, name, dates, tokens), |tokens| {
-        format::count(tokens as u64)
-    });
-    html! { (cost.render()) (tokens.render()) }
+    let tokens = series(data, name, &order, dates, tokens);
+    let tokens = chart("Tokens", tokens, |tokens| format::count(tokens as u64));
+    html! { @if has_cost { (cost.render()) } (tokens.render()) }
 }
 
-/// The largest groups, and the sum of the others.
+/// The first groups of the order, and the sum of the others.
 fn series(
     groups: &[UsageGroup],
     name: impl Fn(&UsageGroup) -> String,
+    order: &[String],
     dates: &[Date],
     of: impl Fn(&UsageNumbers) -> f64,
 ) -> Vec<Series> {
-    let mut by_name: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    let names = order.iter().take(MAX_SERIES).cloned();
+    let others = order.len().saturating_sub(MAX_SERIES);
+    let others = (others > 0).then(|| format::plural(others, "other"));
+    let series = |name| Series {
+        name,
+        values: vec![0.0; dates.len()],
+    };
+    let mut all: Vec<Series> = names.chain(others).map(series).collect();
     for group in groups {
         let at = group
             .day
             .and_then(|day| dates.iter().position(|date| *date == day));
-        let Some(at) = at else {
-            continue;
-        };
-        let values = by_name
-            .entry(name(group))
-            .or_insert_with(|| vec![0.0; dates.len()]);
-        values[at] += of(&group.numbers);
-    }
-    let all = by_name.into_iter();
-    let mut all: Vec<Series> = all.map(|(name, values)| Series { name, values }).collect();
-    all.sort_by(|a, b| b.sum().total_cmp(&a.sum()));
-    let rest = all.split_off(all.len().min(MAX_SERIES));
-    if !rest.is_empty() {
-        let values = (0..dates.len()).map(|day| rest.iter().map(|it| it.values[day]).sum());
-        all.push(Series {
-            name: format!("{} others", rest.len()),
-            values: values.collect(),
-        });
+        let index = order.iter().position(|it| *it == name(group));
+        if let (Some(at), Some(index)) = (at, index) {
+            all[index.min(MAX_SERIES)].values[at] += of(&group.numbers);
+        }
     }
     all
 }
@@ -293,8 +297,8 @@ fn table(usage: &UsageView, grouping: &Grouping) -> Markup {
                 tbody {
                     @for (name, row) in &rows {
                         tr {
-                            td.main { (name) } td.number { (row.runs) } td.number { (row.failed) }
-                            td.number { (row.input) } td.number { (row.output) } td.number { (format::usd(row.cost)) }
+                            td.main { (name) } td.number { (format::thousands(row.runs)) } td.number { (format::thousands(row.failed)) }
+                            td.number { (format::thousands(row.input)) } td.number { (format::thousands(row.output)) } td.number { (format::usd(row.cost)) }
                         }
                     }
                 }
