@@ -32,6 +32,7 @@ pub mod request_head;
 pub mod run;
 pub mod run_excerpt;
 pub mod run_path;
+pub mod run_ref;
 pub mod schedule;
 pub mod service;
 pub mod skill;
