@@ -1,12 +1,15 @@
 //! A run as people name it: by its id, or by a beginning or an end of it that no other id has. The beginning of an id is a
 //! time, so displays show the end.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use uuid::Uuid;
 
 use crate::domain::run::RunId;
+use crate::settings::suggestion;
 
 /// Digits of an id.
 const DIGITS: usize = 32;
@@ -14,6 +17,10 @@ const DIGITS: usize = 32;
 const MIN_DIGITS: usize = 4;
 /// Digits of an id in displays, at least.
 const SHORT_DIGITS: usize = 8;
+/// The fewest mistyped digits that still resemble an id: from its beginning, whose first ones are the time in milliseconds, and
+/// to its end.
+const MIN_SIMILAR_BEGINNING: usize = 16;
+const MIN_SIMILAR_END: usize = 6;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RunRef {
@@ -67,6 +74,20 @@ impl fmt::Display for RunRef {
     }
 }
 
+impl JsonSchema for RunRef {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "RunRef".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "string", "pattern": "^(run_)?[0-9A-Fa-f-]{4,36}$"})
+    }
+}
+
 impl IdPart {
     /// The first and the last id that begin so.
     pub fn range(&self) -> (RunId, RunId) {
@@ -86,6 +107,32 @@ impl fmt::Display for IdPart {
         let prefix = if self.is_beginning { "run_" } else { "" };
         write!(f, "{prefix}{}", self.digits)
     }
+}
+
+/// The run of `known` that was probably meant by one that does not exist.
+pub fn similar_run(run: &RunRef, known: impl IntoIterator<Item = RunId>) -> Option<RunId> {
+    let typed = match run {
+        RunRef::Id(id) => digits(*id),
+        RunRef::Part(part) => part.digits.clone(),
+    };
+    let is_long = |min| typed.len() >= min;
+    let mut candidates = Vec::new();
+    for id in known {
+        let digits = digits(id);
+        // The beginnings of all ids of a time are similar.
+        if is_long(MIN_SIMILAR_BEGINNING) {
+            candidates.push((digits[..typed.len()].to_owned(), id));
+        }
+        if is_long(MIN_SIMILAR_END) {
+            candidates.push((digits[DIGITS - typed.len()..].to_owned(), id));
+        }
+    }
+    let texts = candidates.iter().map(|(text, _)| text.as_str());
+    let closest = suggestion::closest(&typed, texts)?.to_owned();
+    let mut candidates = candidates.into_iter();
+    candidates
+        .find(|(text, _)| *text == closest)
+        .map(|(_, id)| id)
 }
 
 /// The end of an id, as displays show it. [`ShortIds`] are for lists, whose ids have to differ.
@@ -126,7 +173,7 @@ fn from_digits(digits: &str) -> Uuid {
 
 #[cfg(test)]
 mod tests {
-    use super::{RunRef, ShortIds, short_id};
+    use super::{RunRef, ShortIds, short_id, similar_run};
 
     #[test]
     fn a_part_is_hexadecimal_with_or_without_dashes() {
@@ -160,6 +207,24 @@ mod tests {
         assert_eq!(last.to_string(), "run_01890a5d-acff-ffff-ffff-ffffffffffff");
         assert_eq!(part("01890a5d-ac").end(), Some("01890a5dac"));
         assert_eq!(part("run_0189").end(), None);
+    }
+
+    #[test]
+    fn a_mistyped_id_resembles_the_one_that_was_meant() {
+        let id = |text: &str| text.parse().expect("an id");
+        let meant = id("run_01890a5d-ac96-774b-bcce-b302099a8057");
+        let known = [meant, id("run_01890a5d-ac96-774c-8f13-77d10be25a9c")];
+        for (typed, found) in [
+            ("run_01890a5d-ac96-774b-bcce-b302099a8075", Some(meant)),
+            ("01890a5dac96774bbcde", Some(meant)),
+            ("099b8057", Some(meant)),
+            ("8058", None),
+            ("01890a5e", None),
+            ("run_22222222-2222-7222-8222-222222222222", None),
+        ] {
+            let typed = typed.parse().expect("a reference");
+            assert_eq!(similar_run(&typed, known), found, "{typed}");
+        }
     }
 
     #[test]

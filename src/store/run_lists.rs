@@ -5,12 +5,13 @@ use std::sync::LazyLock;
 use tracing::error;
 use uuid::Uuid;
 
-use crate::domain::run::{Run, RunId};
+use crate::domain::run::{Run, RunId, Status};
 use crate::domain::run_excerpt;
+use crate::domain::run_ref::IdPart;
 use crate::store::encoding::integers::signed;
 use crate::store::postgres;
 use crate::store::reader::Reader;
-use crate::store::runs::{Matches, PAGE_BYTES, RunFilter, RunPage, SessionQuery};
+use crate::store::runs::{MAX_SCANNED_IDS, Matches, PAGE_BYTES, RunFilter, RunPage, SessionQuery};
 use crate::store::sql::dialect::{Dialect, Texts};
 use crate::store::sql::row::{Row, StoreResult};
 use crate::store::sql::value::{free_text, params};
@@ -25,6 +26,34 @@ static PAGE: LazyLock<Texts> = LazyLock::new(|| {
          OVER (ORDER BY q.id DESC ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before \
          FROM runs q WHERE q.id = ANY(:ids)) p WHERE coalesce(p.bytes_before, 0) < :bytes) ORDER BY r.id DESC",
     )
+});
+
+/// Runs whose ids begin or end so. SQLite's rows are sorted by id, but with all their columns, so that the ids to look
+/// through come from its small indexes: one range for each way to end.
+static NAMED: LazyLock<Texts> = LazyLock::new(|| {
+    let ended = Status::ALL
+        .into_iter()
+        .filter(|status| status.is_terminal());
+    let ranges = ended.flat_map(|status| [(status, 0), (status, 1)]);
+    let ranges = ranges.map(|(status, child)| {
+        format!(
+            " UNION ALL SELECT * FROM (SELECT id FROM runs INDEXED BY runs_finished WHERE finished_at IS NOT NULL \
+             AND status = '{}' AND child = {child} ORDER BY id DESC LIMIT :scanned)",
+            status.as_str()
+        )
+    });
+    let ranges: String = ranges.collect();
+    let visible = "(:owner::text IS NULL OR r.owner = :owner) \
+         AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = r.root)";
+    Texts::new(&format!(
+        "SELECT id FROM (SELECT * FROM (SELECT r.id FROM runs r WHERE r.id >= :first AND r.id <= :last AND {visible} \
+         ORDER BY r.id DESC LIMIT :limit) b \
+         UNION SELECT * FROM (SELECT r.id FROM \
+         ({{SELECT id FROM runs INDEXED BY runs_unfinished WHERE finished_at IS NULL{ranges}\
+         |SELECT id FROM runs ORDER BY id DESC LIMIT :scanned}}) s JOIN runs r ON r.id = s.id WHERE :end::text IS NOT NULL \
+         AND {{substr(lower(hex(s.id)), -length(:end))|right(replace(s.id::text, '-', ''), length(:end::text))}} = :end::text \
+         AND {visible} LIMIT :limit) e) n ORDER BY id DESC LIMIT :limit"
+    ))
 });
 
 /// What happens to a page with a run whose record is damaged.
@@ -50,6 +79,22 @@ pub async fn list(db: &Reader, filter: &RunFilter) -> StoreResult<RunPage> {
         runs,
         next: ends_early.or(next),
     })
+}
+
+/// See [`RunRecords::runs_named`](crate::store::runs::RunRecords::runs_named).
+pub async fn runs_named(
+    db: &Reader,
+    part: &IdPart,
+    owner: Option<&str>,
+    limit: usize,
+) -> StoreResult<Vec<RunId>> {
+    let (first, last) = part.range();
+    let params = params! {
+        ":first": first, ":last": last, ":end": part.end(), ":owner": owner, ":scanned": i64::from(MAX_SCANNED_IDS),
+        ":limit": signed(limit as u64),
+    };
+    db.query(NAMED.of(db.dialect()), params, |row| row.get("id"))
+        .await
 }
 
 /// Runs of a session, newest first.

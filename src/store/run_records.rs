@@ -8,6 +8,7 @@ use futures_util::future::BoxFuture;
 use crate::domain::attachment::{Blobs, Digest};
 use crate::domain::event::StoredEvent;
 use crate::domain::run::{Run, RunId};
+use crate::domain::run_ref::IdPart;
 use crate::record::entry::RecordedEntry;
 use crate::store::engine::Engine;
 use crate::store::events::{EventLog, EventQuery};
@@ -56,6 +57,17 @@ impl<E: Engine> RunRecords for E {
 
     fn session_runs(&self, query: SessionQuery) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
         self.read_list(move |db| Box::pin(async move { run_lists::session_runs(db, &query).await }))
+    }
+
+    fn runs_named(
+        &self,
+        part: IdPart,
+        owner: Option<String>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Vec<RunId>, StoreError>> {
+        self.read(ReadMode::Long, move |db| {
+            Box::pin(async move { run_lists::runs_named(db, &part, owner.as_deref(), limit).await })
+        })
     }
 
     fn tree(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {

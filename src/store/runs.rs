@@ -8,6 +8,7 @@ use jiff::Timestamp;
 
 use crate::domain::attachment::{Blobs, Digest};
 use crate::domain::run::{Run, RunId, Status};
+use crate::domain::run_ref::IdPart;
 use crate::domain::usage::{Cost, ModelUsage};
 use crate::record::entry::RecordedEntry;
 use crate::store::{ClaimedRun, IdempotencyKey, ResumeState, StoreError, Write};
@@ -17,6 +18,9 @@ pub const PAGE_BYTES: usize = 8 << 20;
 
 /// Characters of a task that [`RunRecords::tree`] shows.
 pub const TASK_CHARS: usize = 2_048;
+
+/// The ids that a search for the end of an id reads: no index has the ends, because every run would pay for it.
+pub const MAX_SCANNED_IDS: u32 = 1_000_000;
 
 /// A child run, and the id of the tool call that started it.
 pub type ChildCall = (RunId, Option<String>);
@@ -58,6 +62,15 @@ pub trait RunRecords: Send + Sync + 'static {
 
     /// Runs of a session, newest first. The page ends early with the run that reaches [`PAGE_BYTES`].
     fn session_runs(&self, query: SessionQuery) -> BoxFuture<'_, Result<Vec<Run>, StoreError>>;
+
+    /// Runs whose ids begin or end so, newest first, at most `limit`; only those of this owner if one is given. Beginnings are
+    /// found among all runs, ends among the newest [`MAX_SCANNED_IDS`].
+    fn runs_named(
+        &self,
+        part: IdPart,
+        owner: Option<String>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Vec<RunId>, StoreError>>;
 
     /// The run and all its descendants, in the order in which they were created. They have no inputs and final texts, and
     /// only the first [`TASK_CHARS`] characters of their tasks and one more: a tree may have thousands of runs.

@@ -10,7 +10,7 @@ use tracing::{error, warn};
 
 use crate::catalog::LoadError;
 use crate::domain::json_schema::compiled::Mismatch;
-use crate::domain::run::now;
+use crate::domain::run::{RunId, now};
 use crate::engine::admission::delete_session::DeleteSessionError;
 use crate::engine::fork::request::ForkError;
 use crate::engine::memories::MemoryError;
@@ -148,7 +148,15 @@ impl Problem {
 
     /// 404: the run does not exist, or the text is not a run id.
     pub fn run_not_found(id: impl std::fmt::Display) -> Self {
-        let detail = format!("there is no run {}", quote(&id.to_string()));
+        Self::run_not_found_but(id, None)
+    }
+
+    /// The same, with the run that the client may have meant.
+    pub fn run_not_found_but(id: impl std::fmt::Display, similar: Option<RunId>) -> Self {
+        let mut detail = format!("there is no run {}", quote(&id.to_string()));
+        if let Some(similar) = similar {
+            detail.push_str(&format!("; did you mean \"{similar}\"?"));
+        }
         Self::new(ProblemCode::RunNotFound, detail)
     }
 

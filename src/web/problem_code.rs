@@ -43,6 +43,8 @@ problem_codes! {
     AgentInvalid = "agent_invalid" UNPROCESSABLE_ENTITY,
     /// The agent does not exist, or the key may not use it.
     AgentNotFound = "agent_not_found" NOT_FOUND,
+    /// The part of an id in the path or the query is one of several runs; `detail` names them.
+    AmbiguousRun = "ambiguous_run" BAD_REQUEST,
     /// The images and files of the body are too many or too large.
     AttachmentsTooLarge = "attachments_too_large" PAYLOAD_TOO_LARGE,
     /// The batch does not exist, or belongs to another key.

@@ -10,6 +10,7 @@ use crate::domain::agent::overrides::{BudgetOverride, ParamsOverride};
 use crate::domain::agent::params::Effort;
 use crate::domain::message::{AssistantMessage, ToolCall, empty_arguments};
 use crate::domain::run::RunId;
+use crate::domain::run_ref::RunRef;
 use crate::engine::fork::request::{DefinitionChoice, ForkEdit, ForkPoint, ForkRequest};
 use crate::engine::request::{Overrides, RunRequest};
 use crate::web::body::content::ContentInput;
@@ -52,7 +53,7 @@ pub struct ForkInput {
 #[schemars(rename = "ForkPoint")]
 struct ForkPointInput {
     /// A run of the same tree; absent means the run of the path.
-    #[schemars(with = "Option<RunId>")]
+    #[schemars(with = "Option<RunRef>")]
     run: Option<String>,
     /// The turn that is requested anew; the turns before it are kept. 0 also assembles the prompt anew.
     turn: Option<u32>,
@@ -130,6 +131,12 @@ struct CallInput {
 }
 
 impl ForkInput {
+    /// The id of the run at which the tree is forked, which may be a part of one.
+    pub fn run_mut(&mut self) -> Option<&mut String> {
+        let Object(at) = self.at.as_mut()?;
+        at.run.as_mut()
+    }
+
     /// The first edit that needs the scope `admin`.
     pub fn admin_edit(&self) -> Option<&'static str> {
         let Object(edit) = self.edit.as_ref()?;

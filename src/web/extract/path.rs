@@ -8,12 +8,19 @@ use serde::de::DeserializeOwned;
 
 use crate::catalog::LoadError;
 use crate::domain::agent::is_agent_name;
-use crate::domain::run::RunId;
+use crate::domain::run::{Run, RunId};
+use crate::domain::run_ref::{self, IdPart, RunRef};
+use crate::store::runs::RunFilter;
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
 use crate::web::problem_code::ProblemCode;
 use crate::web::route::{Input, Route};
 use crate::web::state::AppState;
+
+/// Maximum number of runs that the error about an ambiguous part of an id names.
+const MAX_CANDIDATES: usize = 10;
+/// Among so many of the newest runs, the one is searched that a client may have meant.
+const SIMILAR_AMONG: usize = 50;
 
 /// The variable parts of a path as the client spells them: a struct with their names, or a text for the only one.
 pub struct Params<T>(pub T);
@@ -40,13 +47,21 @@ pub struct IdParam {
     pub id: String,
 }
 
-/// `{id}` of a path. Responds 404 if it is not a run id, or if the principal may not see the run.
+/// `{id}` of a path, or a part of an id that names one run. Responds 404 if there is no such run, or if the principal may not see
+/// it, and 400 if a part names several.
 pub struct RunPath(pub RunId);
 
 impl Input for RunPath {
     fn describe(route: Route) -> Route {
-        route.path::<RunId>("id", "The run's id.", ProblemCode::RunNotFound)
+        describe_run(route, "id", "The run's id.")
     }
+}
+
+/// Adds a run of the path to an operation.
+pub fn describe_run(route: Route, name: &'static str, description: &'static str) -> Route {
+    route
+        .path::<RunRef>(name, description, ProblemCode::RunNotFound)
+        .problems(&[ProblemCode::AmbiguousRun])
 }
 
 impl FromRequestParts<AppState> for RunPath {
@@ -54,11 +69,12 @@ impl FromRequestParts<AppState> for RunPath {
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Problem> {
         let Params(IdParam { id }) = Params::from_request_parts(parts, state).await?;
-        visible_run(parts, state, &id).await.map(Self)
+        let principal = Principal::from_parts(parts, state)?;
+        visible_run_id(&principal, state, &id).await.map(Self)
     }
 }
 
-/// `{id}` of a path. Responds 404 as [`RunPath`] does, and also if the principal may not change the run.
+/// `{id}` of a path. Responds as [`RunPath`] does, and 404 also if the principal may not change the run.
 pub struct ChangedRunPath(pub RunId);
 
 impl Input for ChangedRunPath {
@@ -73,32 +89,98 @@ impl FromRequestParts<AppState> for ChangedRunPath {
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Problem> {
         let Params(IdParam { id: text }) = Params::from_request_parts(parts, state).await?;
         let principal = Principal::from_parts(parts, state)?;
-        let id = text.parse().map_err(|_| Problem::run_not_found(&text))?;
+        let run = text.parse().map_err(|_| Problem::run_not_found(&text))?;
+        let id = run_id(&principal, state, &run).await?;
         check_may_change(&principal, state, id).await?;
         Ok(Self(id))
     }
 }
 
-async fn visible_run(parts: &Parts, state: &AppState, text: &str) -> Result<RunId, Problem> {
-    visible_run_id(&Principal::from_parts(parts, state)?, state, text).await
-}
-
-/// The id in `text`, if the principal may see the run; 404 if not.
+/// The id of the run in `text`, if the principal may see the run; 404 if not.
 pub async fn visible_run_id(
     principal: &Principal,
     state: &AppState,
     text: &str,
 ) -> Result<RunId, Problem> {
-    let id: RunId = text.parse().map_err(|_| Problem::run_not_found(text))?;
-    if !principal.can_see_all_runs() {
+    let run = text.parse().map_err(|_| Problem::run_not_found(text))?;
+    let id = run_id(principal, state, &run).await?;
+    if matches!(run, RunRef::Id(_)) && !principal.can_see_all_runs() {
         let store = state.runner.store().as_ref();
-        let run = store.run(id).await?;
-        let run = run.ok_or_else(|| Problem::run_not_found(id))?;
-        if !principal.can_see_run(&run, store).await? {
-            return Err(Problem::run_not_found(id));
+        let found = store.run(id).await?;
+        let is_visible = match &found {
+            Some(found) => principal.can_see_run(found, store).await?,
+            None => false,
+        };
+        if !is_visible {
+            return Err(unknown_run(principal, state, &run).await);
         }
     }
     Ok(id)
+}
+
+/// The id of a run that a client names: a whole id as it is, a part of one if it names one of the runs that the principal may
+/// see.
+pub async fn run_id(
+    principal: &Principal,
+    state: &AppState,
+    run: &RunRef,
+) -> Result<RunId, Problem> {
+    let part = match run {
+        RunRef::Id(id) => return Ok(*id),
+        RunRef::Part(part) => part,
+    };
+    let store = state.runner.store().as_ref();
+    let owner = principal.owner_filter().map(str::to_owned);
+    let ids = store.runs_named(part.clone(), owner, MAX_CANDIDATES + 1);
+    let mut ids = ids.await?;
+    if let [id] = ids[..]
+        && principal.can_see_all_runs()
+    {
+        return Ok(id);
+    }
+    let has_more = ids.len() > MAX_CANDIDATES;
+    ids.truncate(MAX_CANDIDATES);
+    let mut runs = Vec::with_capacity(ids.len());
+    for id in ids {
+        runs.extend(store.run(id).await?);
+    }
+    let runs = principal.visible_runs(runs, store).await?;
+    match &runs[..] {
+        [] => Err(unknown_run(principal, state, run).await),
+        [run] if !has_more => Ok(run.id),
+        runs => Err(ambiguous_run(part, runs, has_more)),
+    }
+}
+
+fn ambiguous_run(part: &IdPart, runs: &[Run], has_more: bool) -> Problem {
+    let candidates = runs.iter().map(|run| {
+        let created = run.created_at;
+        format!("{} ({}, {created:.0})", run.id, run.agent)
+    });
+    let others = has_more.then(|| "and others".to_owned());
+    let candidates: Vec<String> = candidates.chain(others).collect();
+    let detail = format!("several runs have {part}: {}", candidates.join(", "));
+    Problem::new(ProblemCode::AmbiguousRun, detail)
+}
+
+/// 404, with the run that the client may have meant: one of the newest.
+pub async fn unknown_run(principal: &Principal, state: &AppState, run: &RunRef) -> Problem {
+    let store = state.runner.store();
+    let newest = RunFilter {
+        owner: principal.owner_filter().map(str::to_owned),
+        include_children: true,
+        cut_texts: true,
+        limit: SIMILAR_AMONG,
+        ..RunFilter::default()
+    };
+    // Without them the run is unknown all the same.
+    let runs = match store.list(newest).await {
+        Ok(page) => principal.visible_runs(page.runs, store.as_ref()).await,
+        Err(error) => Err(error),
+    };
+    let ids = runs.unwrap_or_default().into_iter().map(|run| run.id);
+    let similar = run_ref::similar_run(run, ids);
+    Problem::run_not_found_but(run, similar)
 }
 
 /// 404 if the principal may not change the run.

@@ -19,9 +19,13 @@ use serde::{Deserialize, Deserializer, Serialize, de, forward_to_deserialize_any
 use crate::config::environment::is_valid_name;
 use crate::domain::agent::is_agent_name;
 use crate::domain::run::RunId;
+use crate::domain::run_ref::RunRef;
+use crate::web::auth::Principal;
 use crate::web::error::{Problem, did_you_mean, quote};
+use crate::web::extract::path;
 use crate::web::problem_code::ProblemCode;
 use crate::web::route::{Input, Route};
+use crate::web::state::AppState;
 
 /// Maximum parameters of a query: each is compared with all before it.
 const MAX_PARAMETERS: usize = 200;
@@ -375,14 +379,26 @@ pub struct PageQuery<T: FromStr> {
     pub cursor: Option<Cursor<T>>,
 }
 
-/// The id of a run.
-#[derive(Clone, Copy, Debug, JsonSchema)]
+/// The id of a run, or a part of one.
+#[derive(Clone, Debug, JsonSchema)]
 #[schemars(inline)]
-pub struct AnyRun(pub RunId);
+pub struct AnyRun(pub RunRef);
 
 impl<'de> Deserialize<'de> for AnyRun {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         read_text(deserializer, "a run's id", |text| text.parse().ok()).map(Self)
+    }
+}
+
+/// The id of a run by which a list is filtered: see [`path::run_id`].
+pub async fn filtered_run(
+    run: Option<&AnyRun>,
+    principal: &Principal,
+    state: &AppState,
+) -> Result<Option<RunId>, Problem> {
+    match run {
+        Some(AnyRun(run)) => path::run_id(principal, state, run).await.map(Some),
+        None => Ok(None),
     }
 }
 

@@ -28,10 +28,10 @@ use crate::web::error::{Problem, quote};
 use crate::web::extract::idempotency::{self, RepeatKey};
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::path::{Params, RunPath, check_may_change};
-use crate::web::extract::query::{AnyRun, Cursor, NoQuery, Query};
+use crate::web::extract::query::{AnyRun, Cursor, NoQuery, Query, filtered_run};
 use crate::web::openapi::examples;
 use crate::web::problem_code::ProblemCode::{
-    CallNotReached, Draining, NothingWaits, OtherArguments, RunNotFound,
+    AmbiguousRun, CallNotReached, Draining, NothingWaits, OtherArguments, RunNotFound,
 };
 use crate::web::response::json::json_response;
 use crate::web::response::run::RunView;
@@ -51,7 +51,8 @@ pub fn routes() -> Vec<Route> {
             )
             .details("Of all runs that the key may see, the oldest run first.")
             .response::<ApprovalsPage>(200, "The page.")
-            .example(json!({"data": [examples::pending_approval()], "next_cursor": null})),
+            .example(json!({"data": [examples::pending_approval()], "next_cursor": null}))
+            .problems(&[RunNotFound, AmbiguousRun]),
         post(
             "/runs/{id}/approvals/{tool_call_id}",
             [KeyScope::Run, KeyScope::Approve],
@@ -187,7 +188,7 @@ async fn list(
 ) -> Result<Response, Problem> {
     let query = ApprovalQuery {
         owner: None,
-        root: query.root.map(|AnyRun(id)| id),
+        root: filtered_run(query.root.as_ref(), &principal, &state).await?,
         after: query.cursor.map(|Cursor(id)| id),
         limit: query.limit.0,
     };

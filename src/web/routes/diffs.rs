@@ -7,13 +7,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::config::KeyScope::Read;
-use crate::domain::run::RunId;
 use crate::engine::history::run_diff::{self, RunDiff};
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
-use crate::web::extract::path::{Params, RunPath, visible_run_id};
+use crate::web::extract::path::{Params, RunPath, describe_run, visible_run_id};
 use crate::web::extract::query::NoQuery;
-use crate::web::problem_code::ProblemCode::RunNotFound;
 use crate::web::response::json::json_response;
 use crate::web::route::{Route, get};
 use crate::web::routes::runs::require_run;
@@ -27,7 +25,7 @@ pub fn routes() -> Vec<Route> {
                 "Runs are compared if the same calls led to them. A fork has the runs whose results it took over. \
                  Long texts are cut.",
             )
-            .path::<RunId>("other", "The id of the other run.", RunNotFound)
+            .with(|route| describe_run(route, "other", "The id of the other run."))
             .response::<RunDiff>(200, "The differences.")
             .example(example()),
     ]

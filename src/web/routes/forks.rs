@@ -5,6 +5,7 @@ use axum::response::Response;
 use serde_json::json;
 
 use crate::config::KeyScope;
+use crate::domain::run_ref::RunRef;
 use crate::engine::fork::request::{ForkError, ForkRequest};
 use crate::engine::request::RunRequest;
 use crate::web::auth::Principal;
@@ -12,7 +13,7 @@ use crate::web::error::Problem;
 use crate::web::extract::fork_request::ForkInput;
 use crate::web::extract::idempotency;
 use crate::web::extract::link_prefix::LinkPrefix;
-use crate::web::extract::path::{RunPath, check_may_change};
+use crate::web::extract::path::{RunPath, check_may_change, run_id};
 use crate::web::extract::query::Query;
 use crate::web::problem_code::ProblemCode::{
     self, AgentInvalid, IdempotencyConflict, InvalidBody, InvalidModel, InvalidOverride,
@@ -78,7 +79,12 @@ async fn fork(
         drop(body);
         return Box::pin(replay(&state, &links, &response_mode, claim, claimed)).await;
     }
-    let input: ForkInput = body.json()?;
+    let mut input: ForkInput = body.json()?;
+    if let Some(run) = input.run_mut()
+        && let Ok(part @ RunRef::Part(_)) = run.parse()
+    {
+        *run = run_id(&principal, &state, &part).await?.to_string();
+    }
     check_admin_edit(&principal, &input)?;
     let fork_request = Box::pin(input.into_request(id, owner, &state.settings)).await?;
     let at_run = fork_request.at.run.unwrap_or(id);

@@ -13,6 +13,7 @@ use tracing::info;
 
 use crate::config::KeyScope::{Admin, Cancel, Read};
 use crate::domain::run::{Run, RunId, Status, now};
+use crate::domain::run_ref::RunRef;
 use crate::engine::history::RecordedConversation;
 use crate::record::entry;
 use crate::store::runs::{PAGE_BYTES, RunFilter, RunPage};
@@ -22,10 +23,14 @@ use crate::web::error::Problem;
 use crate::web::extract::body::JsonBody;
 use crate::web::extract::idempotency;
 use crate::web::extract::link_prefix::LinkPrefix;
-use crate::web::extract::path::{ChangedRunPath, RunPath};
-use crate::web::extract::query::{AnyRun, Count, Cursor, Labels, NoQuery, Query, Time};
+use crate::web::extract::path::{ChangedRunPath, RunPath, unknown_run};
+use crate::web::extract::query::{
+    AnyRun, Count, Cursor, Labels, NoQuery, Query, Time, filtered_run,
+};
 use crate::web::openapi::examples;
-use crate::web::problem_code::ProblemCode::{self, NotARoot, RunNotTerminal};
+use crate::web::problem_code::ProblemCode::{
+    self, AmbiguousRun, NotARoot, RunNotFound, RunNotTerminal,
+};
 use crate::web::response::conversation::Conversation;
 use crate::web::response::json::json_response;
 use crate::web::response::revalidation::IfNoneMatch;
@@ -54,7 +59,8 @@ pub fn routes() -> Vec<Route> {
                  `next_cursor` as `cursor` to get the next page.",
             )
             .response::<RunsPage<'static>>(200, "The page.")
-            .example(json!({"data": [examples::run()], "next_cursor": null})),
+            .example(json!({"data": [examples::run()], "next_cursor": null}))
+            .problems(&[RunNotFound, AmbiguousRun]),
         get("/runs/{id}", [Read], get_run)
             .describe("get_run", "Returns a run")
             .details("Responds at once, unless the client waits for the run's end.")
@@ -202,14 +208,17 @@ pub fn finished_or_accepted(links: &str, run: &Run) -> Response {
 
 async fn get_run(
     State(state): State<AppState>,
-    RunPath(id): RunPath,
+    (RunPath(id), principal): (RunPath, Principal),
     links: LinkPrefix,
     Query(RunQuery { wait, fields }): Query<RunQuery>,
     prefer: Prefer,
     if_none_match: IfNoneMatch,
 ) -> Result<Response, Problem> {
     let timeout = prefer.timeout(wait, state.settings.max_wait)?;
-    let mut run = Arc::new(require_run(&state, id).await?);
+    let Some(run) = state.runner.store().run(id).await? else {
+        return Err(unknown_run(&principal, &state, &RunRef::Id(id)).await);
+    };
+    let mut run = Arc::new(run);
     if let Some(fields) = &fields {
         // Checked before the client waits.
         selected_fields(StatusCode::OK, &RunView::new(&run, &links, now()), fields)?;
@@ -236,7 +245,12 @@ async fn list(
     links: LinkPrefix,
     Query(query): Query<ListQuery>,
 ) -> Result<Response, Problem> {
-    let page = visible_page(&state, &principal, query.into()).await?;
+    let root = filtered_run(query.root.as_ref(), &principal, &state).await?;
+    let filter = RunFilter {
+        root,
+        ..query.into()
+    };
+    let page = visible_page(&state, &principal, filter).await?;
     let now = now();
     let page = RunsPage {
         data: page
@@ -438,7 +452,8 @@ impl From<ListQuery> for RunFilter {
             owner: None,
             agent: query.agent,
             status: query.status,
-            root: query.root.map(|AnyRun(id)| id),
+            // Found by `filtered_run`.
+            root: None,
             include_children: query.all,
             session: query.session,
             cut_texts: !query.full,
@@ -491,7 +506,7 @@ mod tests {
              until=2026-01-02T01:00:00+01:00&limit=200&cursor={id}&label.team=x"
         ))
         .expect("a filter");
-        assert_eq!((all.status, all.root), (Some(Status::Failed), Some(id)));
+        assert_eq!((all.status, all.before), (Some(Status::Failed), Some(id)));
         assert_eq!(all.until, "2026-01-02T00:00:00Z".parse().ok());
         assert_eq!(all.labels, [("team".to_owned(), "x".to_owned())]);
     }

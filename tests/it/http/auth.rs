@@ -248,6 +248,40 @@ async fn agents_outside_a_keys_globs_are_hidden_from_it() {
 }
 
 #[tokio::test]
+async fn a_part_of_an_id_names_no_run_of_another_key() {
+    let app = with_keys(&[
+        ("ada", ""),
+        ("ben", ""),
+        ("readers", "scopes = [\"admin\"]\nagents = [\"reader\"]"),
+    ])
+    .spawn()
+    .await;
+    app.provider.will("solo", [says("hers"), says("his")]);
+    let (ada, ben, readers) = (
+        with_key(&app, "ada"),
+        with_key(&app, "ben"),
+        with_key(&app, "readers"),
+    );
+    let id = |run: Value| run["id"].as_str().expect("an id").to_owned();
+    let (hers, his) = (id(ada.run("solo").await), id(ben.run("solo").await));
+    let beginning = &hers[..9];
+    assert_eq!(&his[..9], beginning);
+    for (client, own, foreign) in [(&ada, &hers, &his), (&ben, &his, &hers)] {
+        let got = client.get(&format!("/runs/{beginning}")).await;
+        assert_eq!(got.json()["id"], **own);
+        let reported = client
+            .get(&format!("/runs/{}", &foreign[28..]))
+            .await
+            .problem(404);
+        assert!(!reported.contains(&**foreign), "{reported}");
+    }
+    readers
+        .get(&format!("/runs/{beginning}"))
+        .await
+        .problem(404);
+}
+
+#[tokio::test]
 async fn globs_hide_whole_trees_by_their_root_agent() {
     let app = with_keys(&[
         ("ada", "scopes = [\"admin\"]"),

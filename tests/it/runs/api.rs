@@ -528,3 +528,74 @@ async fn an_unknown_field_is_refused() {
     assert!(unknown.json()["errors"].is_array(), "{}", unknown.text);
     assert!(app.provider.requests().is_empty());
 }
+
+#[tokio::test]
+async fn a_part_of_an_id_names_a_run_wherever_an_id_does() {
+    let app = TestApp::setup()
+        .agent("planner", "sub_agents = [\"reader\"]")
+        .agent("reader", "")
+        .spawn()
+        .await;
+    app.provider
+        .will("planner", [delegates([("reader", "x")]), says("done")]);
+    app.provider.will("reader", [says("read"), says("read")]);
+    let (run, other) = (
+        app.run("planner", "go").await,
+        app.run("reader", "go").await,
+    );
+    let child = run.children().await[0].id().to_owned();
+    let (end, other_end, child_end) = (&run.id()[28..], &other.id()[28..], &child[28..]);
+
+    for (path, whole) in [
+        (format!("/runs/{end}"), format!("/runs/{}", run.id())),
+        (
+            format!("/runs/{end}/tree"),
+            format!("/runs/{}/tree", run.id()),
+        ),
+        (
+            format!("/runs/{child_end}/messages"),
+            format!("/runs/{child}/messages"),
+        ),
+        (
+            format!("/runs?root={end}"),
+            format!("/runs?root={}", run.id()),
+        ),
+        (
+            format!("/runs/{end}/diff/{other_end}"),
+            format!("/runs/{}/diff/{}", run.id(), other.id()),
+        ),
+    ] {
+        assert_eq!(
+            app.get(&path).await.json(),
+            app.get(&whole).await.json(),
+            "{path}"
+        );
+    }
+    let body = json!({"at": {"run": child_end, "turn": 1}});
+    app.provider.will("reader", [says("again")]);
+    app.provider.will("planner", [says("done again")]);
+    let forked = app
+        .post(&format!("/runs/{end}/fork?wait=30"), &body)
+        .await
+        .json();
+    assert_eq!(forked["forked_from"]["run_id"], run.id(), "{forked}");
+
+    let (beginning, unknown) = (&run.id()[..9], "00000000");
+    for path in [
+        format!("/runs/{beginning}"),
+        format!("/runs?root={beginning}"),
+    ] {
+        let reported = app.get(&path).await.problem(400);
+        for id in [run.id(), other.id(), &child] {
+            assert!(reported.contains(id), "{path}: {reported}");
+        }
+    }
+    for path in [
+        format!("/runs/{unknown}"),
+        format!("/approvals?root={unknown}"),
+    ] {
+        app.get(&path).await.problem(404);
+    }
+    // What a program sends instead of an id by mistake.
+    app.get("/runs/1").await.problem(404);
+}

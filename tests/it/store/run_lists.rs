@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use axed::domain::run::{Outcome, RunId, Scope, Status};
+use axed::domain::run_ref::RunRef;
 use axed::domain::usage::Cost;
 use axed::store::Change;
 use axed::store::run_store::RunStore;
@@ -396,12 +397,39 @@ async fn runs_of_sessions_of_many_owners_are_found(opened: &Opened) {
     }
 }
 
+async fn runs_are_found_by_the_beginning_or_the_end_of_an_id(opened: &Opened) {
+    let store = &*opened.store;
+    let runs = write_listed_runs(store).await;
+    let named = async |text: &str, owner: Option<&str>, limit| {
+        let Ok(RunRef::Part(part)) = text.parse() else {
+            panic!("{text} is no part of an id")
+        };
+        let found = store.runs_named(part, owner.map(str::to_owned), limit);
+        found.await.expect("runs")
+    };
+    let [queued, running, failed] = [10, 7, 4].map(|n| runs.roots[n].run);
+    let child = runs.ended_child.run;
+    for id in [queued, running, failed, child] {
+        let text = id.to_string();
+        for part in [&text[..35], &text[4..30], &text[24..], &text[32..]] {
+            assert_eq!(named(part, None, 2).await, [id], "{part}");
+        }
+        let end_with_prefix = format!("run_{}", &text[28..]);
+        assert_eq!(named(&end_with_prefix, None, 2).await, []);
+        assert_eq!(named(&text[28..], Some("ada"), 2).await, []);
+    }
+    let beginning = &child.to_string()[..8];
+    assert_eq!(named(beginning, None, 3).await.len(), 3);
+    assert_eq!(named(beginning, None, 3).await[0], child);
+}
+
 shared_stories!(
     runs_are_listed_by_agent_and_status,
     runs_are_listed_by_label_and_time,
     lists_are_paged,
     runs_are_listed_by_owner,
     runs_are_listed_by_their_cost,
+    runs_are_found_by_the_beginning_or_the_end_of_an_id,
     runs_are_found_by_session,
     runs_of_sessions_of_many_owners_are_found,
 );

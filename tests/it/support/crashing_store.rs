@@ -9,6 +9,7 @@ use axed::domain::attachment::{Blobs, Digest};
 use axed::domain::batch::{Batch, BatchCounts, BatchId, BatchLine};
 use axed::domain::event::StoredEvent;
 use axed::domain::run::{Run, RunId};
+use axed::domain::run_ref::IdPart;
 use axed::domain::webhook::DeliveryId;
 use axed::record::entry::RecordedEntry;
 use axed::store::approvals::{ApprovalIndex, ApprovalPage, ApprovalQuery};
@@ -172,6 +173,15 @@ impl RunRecords for CrashingStore {
 
     fn list(&self, filter: RunFilter) -> BoxFuture<'_, Result<RunPage, StoreError>> {
         self.inner.list(filter)
+    }
+
+    fn runs_named(
+        &self,
+        part: IdPart,
+        owner: Option<String>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Vec<RunId>, StoreError>> {
+        self.inner.runs_named(part, owner, limit)
     }
 
     fn tree(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
