@@ -7,7 +7,6 @@ use jiff::Timestamp;
 use crate::cli::age::ago;
 use crate::cli::output::{self, FormatArgs};
 use crate::cli::pending::PendingCall;
-use crate::cli::runs::run_ref::ShortIds;
 use crate::cli::server::DaemonArgs;
 use crate::cli::table::{Cell, Column, Table};
 
@@ -58,9 +57,8 @@ pub async fn approvals(args: &Args) -> anyhow::Result<ExitCode> {
                 false => calls.push(PendingCall::load(&client, approval).await?),
             }
         }
-        let short_ids = ShortIds::new(calls.iter().map(|call| call.run_id));
         for call in &calls {
-            table.row(row(call, &short_ids, now, args.format.is_wide()));
+            table.row(row(call, now, args.format.is_wide()));
         }
         cursor = page.next_cursor;
         if cursor.is_none() {
@@ -80,9 +78,9 @@ pub async fn approvals(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn row(call: &PendingCall, short_ids: &ShortIds, now: Timestamp, wide: bool) -> Vec<Cell> {
+fn row(call: &PendingCall, now: Timestamp, wide: bool) -> Vec<Cell> {
     let mut cells = vec![
-        Cell::new(call.run_id).or_short(short_ids.short(call.run_id)),
+        Cell::run(call.run_id),
         Cell::new(&call.tool_call_id),
         Cell::new(&call.tool),
         Cell::new(ago(call.requested_at, now)),

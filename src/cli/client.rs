@@ -14,6 +14,7 @@ use crate::domain::agent::is_agent_name;
 use crate::domain::event::{Event, EventName};
 use crate::domain::failure::Failure;
 use crate::domain::run::{RunId, Status};
+use crate::domain::run_ref::RunRef;
 use crate::domain::warning::RunWarning;
 
 /// A decision on a tool call that waits for approval.
@@ -208,6 +209,21 @@ impl Client {
         let list: AgentList = self.read(self.get(&["agents"])).await?;
         let valid = list.data.into_iter().filter(|agent| agent.valid);
         Ok(valid.map(|agent| agent.name).collect())
+    }
+
+    /// The id of the run that the user has named. A whole id is an error only if the daemon says that there is no such run: the
+    /// key may lack the scope to read it.
+    pub async fn find_run(&self, run: &RunRef) -> Result<String, ClientError> {
+        let mut url = self.url(&["runs", &run.to_string()]);
+        url.set_query(Some("fields=id"));
+        let found = self.read::<RunIdView>(self.http.get(url)).await;
+        match (found, run) {
+            (Ok(found), _) => Ok(found.id.to_string()),
+            (Err(ClientError::ErrorResponse { status, .. }), RunRef::Id(id)) if status != 404 => {
+                Ok(id.to_string())
+            }
+            (Err(error), _) => Err(error),
+        }
     }
 
     /// Returns the run, at the latest after `wait` seconds if it has not ended before.
@@ -595,6 +611,11 @@ impl Problem {
         }
         message
     }
+}
+
+#[derive(Deserialize)]
+struct RunIdView {
+    id: RunId,
 }
 
 /// A run in a tree, with its own usage.

@@ -37,6 +37,9 @@ pub fn hint_for_error(error: &anyhow::Error) -> Option<&'static str> {
         ClientError::ErrorResponse { code, .. } if code == "agent_not_found" => Some(
             "axed agents list shows the agents of the files here, GET /agents those of a daemon; axed agents init NAME writes a new one",
         ),
+        ClientError::ErrorResponse { code, .. } if code == "run_not_found" => {
+            Some("axed runs list --all lists them")
+        }
         _ => None,
     }
 }

@@ -10,7 +10,6 @@ use serde_json::{Value, json};
 
 use crate::cli::age::ago;
 use crate::cli::output::{self, FormatArgs};
-use crate::cli::runs::run_ref::ShortIds;
 use crate::cli::runs::view::{UNKNOWN_RUN_FORMAT, parse_run};
 use crate::cli::server::DaemonArgs;
 use crate::cli::style::Color;
@@ -142,7 +141,7 @@ async fn list(args: &List) -> anyhow::Result<()> {
                     .map_or("-".to_owned(), |last| ago(last.at, now)),
             ),
             match last_run {
-                Some(run) => Cell::new(run).or_short(ShortIds::new([run]).short(run)),
+                Some(run) => Cell::run(run),
                 None => Cell::new("-"),
             },
         ]);

@@ -9,7 +9,6 @@ use serde::Deserialize;
 use crate::cli::age::{ago, seconds};
 use crate::cli::output::{self, FormatArgs};
 use crate::cli::runs::conversation;
-use crate::cli::runs::run_ref::ShortIds;
 use crate::cli::runs::view::{UNKNOWN_RUN_FORMAT, parse_run};
 use crate::cli::server::DaemonArgs;
 use crate::cli::style::status_color;
@@ -160,8 +159,7 @@ async fn list(args: &List) -> anyhow::Result<()> {
                 Cell::new(session.messages),
                 Cell::new(&session.agent),
                 Cell::new(ago(session.updated_at, now)),
-                Cell::new(session.last_run)
-                    .or_short(ShortIds::new([session.last_run]).short(session.last_run)),
+                Cell::run(session.last_run),
             ]);
         }
         cursor = page.next_cursor;
@@ -205,10 +203,9 @@ async fn show(args: &Show) -> anyhow::Result<()> {
     let now = Timestamp::now();
     let runs: anyhow::Result<Vec<_>> = session.data.into_iter().map(parse_run).collect();
     let runs = runs?;
-    let short_ids = ShortIds::new(runs.iter().map(|run| run.id));
     for run in runs {
         table.row([
-            Cell::new(run.id).or_short(short_ids.short(run.id)),
+            Cell::run(run.id),
             Cell::new(&run.agent),
             Cell::new(run.status.as_str()).colored(status_color(run.status)),
             Cell::new(ago(run.created_at, now)),

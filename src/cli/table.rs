@@ -7,6 +7,8 @@ use comfy_table::{Attribute, CellAlignment, ColumnConstraint, ContentArrangement
 
 use crate::cli::output;
 use crate::cli::style::{self, Color};
+use crate::domain::run::RunId;
+use crate::domain::run_ref::ShortIds;
 use crate::domain::terminal_text;
 
 /// The width where the terminal does not report one.
@@ -63,10 +65,20 @@ impl Column {
 pub struct Cell {
     text: String,
     short: Option<String>,
+    /// The run whose id it is, if a terminal shows only the end of it.
+    run: Option<RunId>,
     color: Option<Color>,
 }
 
 impl Cell {
+    /// The id of a run. On a terminal, as many of its last digits as it needs to differ from the others of the table.
+    pub fn run(id: RunId) -> Self {
+        Self {
+            run: Some(id),
+            ..Self::new(id)
+        }
+    }
+
     /// A text of any origin; it becomes one line.
     pub fn new(text: impl ToString) -> Self {
         Self {
@@ -140,11 +152,19 @@ impl Table {
     }
 
     pub fn for_terminal(&self, width: u16) -> String {
-        let full = self.laid_out(width, |cell| &cell.text);
+        let runs = self.rows.iter().flatten().filter_map(|cell| cell.run);
+        let short_ids = ShortIds::new(runs);
+        let whole = |cell: &Cell| match cell.run {
+            Some(run) => short_ids.short(run),
+            None => cell.text.clone(),
+        };
+        let full = self.laid_out(width, whole);
         if self.width_of(&full, |_, content| content) <= width {
             return lines(&full);
         }
-        let mut short = self.laid_out(width, |cell| cell.short.as_ref().unwrap_or(&cell.text));
+        let mut short = self.laid_out(width, |cell| {
+            cell.short.clone().unwrap_or_else(|| whole(cell))
+        });
         if self.width_of(&short, |_, content| content) <= width {
             return lines(&short);
         }
@@ -153,7 +173,7 @@ impl Table {
             false => content,
         });
         if min_width > width && !self.keeps_rows && !self.rows.is_empty() {
-            return self.records();
+            return self.records(whole);
         }
         self.allow_breaks(&mut short);
         lines(&short)
@@ -169,14 +189,14 @@ impl Table {
     }
 
     /// A line for each value, and an empty one between two rows.
-    fn records(&self) -> String {
+    fn records(&self, text: impl Fn(&Cell) -> String) -> String {
         let title_width = self.titles.iter().map(|title| title.chars().count()).max();
         let title_width = title_width.unwrap_or_default();
         let records = self.rows.iter().map(|row| {
             let values = self.titles.iter().zip(row);
             let values = values.filter(|(_, cell)| !cell.text.is_empty());
             let lines =
-                values.map(|(title, cell)| format!("{title:title_width$}  {}\n", cell.text));
+                values.map(|(title, cell)| format!("{title:title_width$}  {}\n", text(cell)));
             lines.collect::<String>()
         });
         records.collect::<Vec<_>>().join("\n")
@@ -195,11 +215,7 @@ impl Table {
     }
 
     /// A table in which no text is broken.
-    fn laid_out<'t>(
-        &'t self,
-        width: u16,
-        text: impl Fn(&'t Cell) -> &'t String,
-    ) -> comfy_table::Table {
+    fn laid_out(&self, width: u16, text: impl Fn(&Cell) -> String) -> comfy_table::Table {
         let mut table = comfy_table::Table::new();
         table
             .load_style(presets::NOTHING)
@@ -294,5 +310,21 @@ mod tests {
         assert_eq!(shown(table(), width).lines().count(), 3);
         let kept = shown(table().keep_rows(), 33);
         assert!(kept.starts_with("id "), "{kept}");
+    }
+
+    #[test]
+    fn a_terminal_shows_the_ends_of_ids_that_differ() {
+        let mut table = Table::new([Column::text("run")]);
+        for end in ["7000-8000-00000000000a", "7000-8000-00010000000a"] {
+            let id = format!("run_01980000-0000-{end}");
+            table.row([Cell::run(id.parse().expect("an id"))]);
+        }
+        let shown = anstream::adapter::strip_str(&table.for_terminal(80)).to_string();
+        assert_eq!(shown, "run\n00000000a\n10000000a\n");
+        assert!(
+            table
+                .for_pipe()
+                .contains("\nrun_01980000-0000-7000-8000-00000000000a\n")
+        );
     }
 }

@@ -3,7 +3,6 @@
 use crate::cli::age::seconds;
 use crate::cli::client::{TreeNode, UsageView};
 use crate::cli::output;
-use crate::cli::runs::run_ref::ShortIds;
 use crate::cli::style::{Color, Styled, status_color};
 use crate::cli::table::{self, Cell, Column, Table};
 use crate::domain::message::shorten;
@@ -59,12 +58,11 @@ fn build(root: &TreeNode, details: Details) -> Table {
     let mut turns = 0;
     let mut sum = UsageView::default();
     let runs = in_order(root);
-    let short_ids = ShortIds::new(runs.iter().map(|(_, run)| run.id));
     for (depth, run) in &runs {
         let mut cells = vec![Cell::new(format!("{}{}", "  ".repeat(*depth), name(run)))];
         match details {
             Details::Usage => {}
-            Details::Ids => cells.push(Cell::new(run.id).or_short(short_ids.short(run.id))),
+            Details::Ids => cells.push(Cell::run(run.id)),
             Details::Wide => cells.push(Cell::new(run.id)),
         }
         cells.push(Cell::new(run.status.as_str()).colored(status_color(run.status)));
@@ -181,12 +179,12 @@ total: 4 runs                 8  1234   28      4  1.23 s
         assert_eq!(
             plain(Details::Ids),
             "\
-agent          run                               status     tokens    time
-planner        01980000000070008000000000000001  completed    1007  1.23 s
-  researcher   01980000000070008000000000000002  completed     207  0.43 s
-    critic     01980000000070008000000000000003  completed      37  0.26 s
-  writer       01980000000070008000000000000004  completed      11  0.24 s
-total: 4 runs                                                 1262  1.23 s
+agent          run       status     tokens    time
+planner        00000001  completed    1007  1.23 s
+  researcher   00000002  completed     207  0.43 s
+    critic     00000003  completed      37  0.26 s
+  writer       00000004  completed      11  0.24 s
+total: 4 runs                         1262  1.23 s
 "
         );
     }

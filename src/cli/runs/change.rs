@@ -2,9 +2,9 @@
 
 use crate::cli::output::{self, FormatArgs};
 use crate::cli::run;
-use crate::cli::runs::run_ref::RunRef;
 use crate::cli::runs::view::parse_run;
 use crate::cli::server::DaemonArgs;
+use crate::domain::run_ref::RunRef;
 
 #[derive(Debug, clap::Args)]
 #[command(
@@ -13,7 +13,7 @@ use crate::cli::server::DaemonArgs;
   axed runs cancel run_019a2b3c --reason \"wrong input\" --wait"
 )]
 pub struct Cancel {
-    /// Id of the run, or its beginning
+    /// Id of the run, or its first or last digits
     #[arg(value_name = "RUN")]
     id: RunRef,
     /// Reason for the run's record
@@ -39,7 +39,7 @@ pub struct Cancel {
   axed runs delete run_019a2b3c"
 )]
 pub struct Delete {
-    /// Ids of root runs that have ended, or their beginnings
+    /// Ids of root runs that have ended, or their first or last digits
     #[arg(value_name = "RUN", required = true)]
     ids: Vec<RunRef>,
     #[command(flatten)]
@@ -48,7 +48,7 @@ pub struct Delete {
 
 pub async fn cancel(args: &Cancel) -> anyhow::Result<()> {
     let client = args.daemon.client()?;
-    let id = args.id.resolve(&client).await?;
+    let id = client.find_run(&args.id).await?;
     let mut run = client.cancel(&id, &args.reason).await?;
     if args.wait {
         run = run::wait_until_finished(&client, &id).await?;
@@ -65,7 +65,7 @@ pub async fn delete(args: &Delete) -> anyhow::Result<()> {
     let client = args.daemon.client()?;
     let mut ids = Vec::new();
     for id in &args.ids {
-        ids.push(id.resolve(&client).await?);
+        ids.push(client.find_run(id).await?);
     }
     for id in ids {
         client.delete_run(&id).await?;

@@ -5,11 +5,11 @@ use serde_json::{Value, json};
 use crate::cli::client::ClientError;
 use crate::cli::client::MessagePage;
 use crate::cli::output::{self, FormatArgs};
-use crate::cli::runs::run_ref::RunRef;
 use crate::cli::server::DaemonArgs;
 use crate::cli::style::{Color, Styled};
 use crate::domain::content::Content;
 use crate::domain::message::shorten;
+use crate::domain::run_ref::RunRef;
 use crate::domain::terminal_text::{escape_json, sanitize_line};
 
 /// Most characters of a result without `-o wide`.
@@ -25,7 +25,7 @@ Examples:
   axed runs messages run_019a2b3c -o json | jq '.data[-1].content'"
 )]
 pub struct Messages {
-    /// Id of the run, or its beginning
+    /// Id of the run, or its first or last digits
     #[arg(value_name = "RUN")]
     id: RunRef,
     #[command(flatten)]
@@ -36,7 +36,7 @@ pub struct Messages {
 
 pub async fn messages(args: &Messages) -> anyhow::Result<()> {
     let client = args.daemon.client()?;
-    let id = args.id.resolve(&client).await?;
+    let id = client.find_run(&args.id).await?;
     let pages = collect(async |after| client.get_messages(&id, after).await);
     print(pages.await?, args.format)
 }

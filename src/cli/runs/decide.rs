@@ -6,9 +6,9 @@ use crate::cli::client::{Client, Decision};
 use crate::cli::exit::InvalidInput;
 use crate::cli::output::{self, FormatArgs};
 use crate::cli::pending::PendingCall;
-use crate::cli::runs::run_ref::RunRef;
 use crate::cli::runs::view::parse_run;
 use crate::cli::server::DaemonArgs;
+use crate::domain::run_ref::RunRef;
 use crate::domain::terminal_text::sanitize_line;
 
 #[derive(Debug, clap::Args)]
@@ -49,7 +49,7 @@ pub struct Deny {
 
 #[derive(Debug, clap::Args)]
 struct CallArgs {
-    /// Id of the run, or its beginning
+    /// Id of the run, or its first or last digits
     #[arg(value_name = "RUN")]
     id: RunRef,
     /// Id of the tool call; needed only if several calls wait
@@ -97,7 +97,7 @@ fn read_arguments(argument: &str) -> anyhow::Result<Value> {
 
 async fn decide(args: &CallArgs, decision: &str, arguments: Option<&Value>) -> anyhow::Result<()> {
     let client = args.daemon.client()?;
-    let id = args.id.resolve(&client).await?;
+    let id = client.find_run(&args.id).await?;
     let action = match (decision, arguments) {
         ("deny", _) => "denying",
         (_, None) => "approving",

@@ -6,11 +6,11 @@ use serde_json::Value;
 
 use crate::cli::age::seconds;
 use crate::cli::output::{self, FormatArgs};
-use crate::cli::runs::run_ref::RunRef;
 use crate::cli::runs::view::UNKNOWN_RUN_FORMAT;
 use crate::cli::server::DaemonArgs;
 use crate::cli::style::{Color, Styled};
 use crate::cli::table;
+use crate::domain::run_ref::RunRef;
 
 /// Lines of a text that are shown; the others are counted.
 const MAX_LINES: usize = 12;
@@ -28,10 +28,10 @@ Examples:
   axed runs diff run_019a2b3c run_019a2b3d -o json | jq .totals"
 )]
 pub struct Diff {
-    /// Id of a run, or its beginning
+    /// Id of a run, or its first or last digits
     #[arg(value_name = "A")]
     a: RunRef,
-    /// Id of the other run, or its beginning
+    /// Id of the other run, or its first or last digits
     #[arg(value_name = "B")]
     b: RunRef,
     #[command(flatten)]
@@ -90,8 +90,8 @@ struct TreeTotals {
 pub async fn diff(args: &Diff) -> anyhow::Result<()> {
     let client = args.daemon.client()?;
     let (a, b) = (
-        args.a.resolve(&client).await?,
-        args.b.resolve(&client).await?,
+        client.find_run(&args.a).await?,
+        client.find_run(&args.b).await?,
     );
     let diff = client.diff(&a, &b).await?;
     if args.format.is_json() {

@@ -9,10 +9,10 @@ use crate::cli::event_lines::EventLines;
 use crate::cli::output::{self, FormatArgs};
 use crate::cli::reconnects::Reconnects;
 use crate::cli::run;
-use crate::cli::runs::run_ref::RunRef;
 use crate::cli::server::DaemonArgs;
 use crate::cli::signals::Signals;
 use crate::cli::table::{Cell, Column, Table};
+use crate::domain::run_ref::RunRef;
 
 #[derive(Debug, clap::Args)]
 #[command(
@@ -25,7 +25,7 @@ Examples:
   axed runs watch run_019a2b3c -o json | jq -r .type"
 )]
 pub struct Watch {
-    /// Id of the run, or its beginning
+    /// Id of the run, or its first or last digits
     #[arg(value_name = "RUN")]
     id: RunRef,
     #[command(flatten)]
@@ -43,7 +43,7 @@ Example:
   axed runs wait run_019a2b3c --timeout 10m && echo completed"
 )]
 pub struct Wait {
-    /// Id of the run, or its beginning
+    /// Id of the run, or its first or last digits
     #[arg(value_name = "RUN")]
     id: RunRef,
     /// Stop waiting after this time, such as 90s or 10m; the run continues
@@ -65,7 +65,7 @@ Examples:
   axed runs events run_019a2b3c -o json | jq -r 'select(.type == \"run.failed\")'"
 )]
 pub struct Events {
-    /// Id of the run, or its beginning
+    /// Id of the run, or its first or last digits
     #[arg(value_name = "RUN")]
     id: RunRef,
     /// Only events after the one with this number
@@ -79,7 +79,7 @@ pub struct Events {
 
 pub async fn watch(args: &Watch) -> anyhow::Result<ExitCode> {
     let client = args.daemon.client()?;
-    let id = args.id.resolve(&client).await?;
+    let id = client.find_run(&args.id).await?;
     watch_run(&client, &id, args.format.is_json()).await
 }
 
@@ -130,7 +130,7 @@ fn print_event(lines: &mut EventLines, received: &ReceivedEvent, json: bool) -> 
 
 pub async fn wait(args: &Wait) -> anyhow::Result<ExitCode> {
     let client = args.daemon.client()?;
-    let id = args.id.resolve(&client).await?;
+    let id = client.find_run(&args.id).await?;
     // A wrong address is an error at once. A run that has ended needs no wait, and no time for it.
     let run = client.get_run(&id, 0).await?;
     let run = match args.timeout {
@@ -157,7 +157,7 @@ pub async fn wait(args: &Wait) -> anyhow::Result<ExitCode> {
 
 pub async fn events(args: &Events) -> anyhow::Result<()> {
     let client = args.daemon.client()?;
-    let id = args.id.resolve(&client).await?;
+    let id = client.find_run(&args.id).await?;
     let mut table = Table::new([
         Column::number("seq"),
         Column::text("time"),

@@ -12,9 +12,9 @@ use crate::cli::exit::InvalidInput;
 use crate::cli::output::{self, FormatArgs};
 use crate::cli::run::{parse_label, parse_pair};
 use crate::cli::runs::follow;
-use crate::cli::runs::run_ref::RunRef;
 use crate::cli::runs::view::UNKNOWN_RUN_FORMAT;
 use crate::cli::server::DaemonArgs;
+use crate::domain::run_ref::RunRef;
 
 #[derive(Debug, clap::Args)]
 #[command(
@@ -118,9 +118,13 @@ impl FromStr for ForkRef {
             Some((run, child)) => (run, Some(child)),
             None => (runs, None),
         };
+        let parse = |run: &str| {
+            let parsed = run.parse::<RunRef>();
+            parsed.map_err(|error| InvalidInput(error.to_string()))
+        };
         Ok(Self {
-            run: run.parse()?,
-            child: child.map(str::parse).transpose()?,
+            run: parse(run)?,
+            child: child.map(parse).transpose()?,
             turn: turn.transpose()?,
         })
     }
@@ -128,10 +132,10 @@ impl FromStr for ForkRef {
 
 pub async fn fork(args: &Fork) -> anyhow::Result<ExitCode> {
     let client = args.daemon.client()?;
-    let id = args.at.run.resolve(&client).await?;
+    let id = client.find_run(&args.at.run).await?;
     let mut at = Map::new();
     if let Some(child) = &args.at.child {
-        at.insert("run".to_owned(), child.resolve(&client).await?.into());
+        at.insert("run".to_owned(), client.find_run(child).await?.into());
     }
     if let Some(turn) = args.at.turn {
         at.insert("turn".to_owned(), turn.into());

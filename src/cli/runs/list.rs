@@ -6,7 +6,6 @@ use jiff::Timestamp;
 use crate::cli::age::{ago, seconds};
 use crate::cli::output::{self, FormatArgs};
 use crate::cli::run;
-use crate::cli::runs::run_ref::ShortIds;
 use crate::cli::runs::view::{RunDetails, parse_run};
 use crate::cli::server::DaemonArgs;
 use crate::cli::style::status_color;
@@ -111,9 +110,8 @@ pub async fn list(args: &List) -> anyhow::Result<()> {
         return Ok(());
     }
     let now = Timestamp::now();
-    let short_ids = ShortIds::new(runs.iter().map(|run| run.id));
     for run in &runs {
-        table.row(row(run, &short_ids, now, wide));
+        table.row(row(run, now, wide));
     }
     table.print()?;
     if cursor.is_some() {
@@ -146,12 +144,11 @@ fn filters(args: &List) -> Vec<(String, String)> {
     filters
 }
 
-fn row(run: &RunDetails, short_ids: &ShortIds, now: Timestamp, wide: bool) -> Vec<Cell> {
-    let id = Cell::new(run.id);
+fn row(run: &RunDetails, now: Timestamp, wide: bool) -> Vec<Cell> {
     let mut cells = vec![
         match wide {
-            true => id,
-            false => id.or_short(short_ids.short(run.id)),
+            true => Cell::new(run.id),
+            false => Cell::run(run.id),
         },
         Cell::new(&run.agent),
         Cell::new(run.status.as_str()).colored(status_color(run.status)),

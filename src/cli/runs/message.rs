@@ -7,8 +7,8 @@ use serde_json::Value;
 use crate::cli::exit::InvalidInput;
 use crate::cli::output::{self, FormatArgs};
 use crate::cli::run_input;
-use crate::cli::runs::run_ref::RunRef;
 use crate::cli::server::DaemonArgs;
+use crate::domain::run_ref::RunRef;
 
 #[derive(Debug, clap::Args)]
 #[command(
@@ -22,7 +22,7 @@ Examples:
   axed runs message run_019a2b3c \"like this\" --file sketch.png"
 )]
 pub struct Message {
-    /// Id of the run, or its beginning; also of a child run
+    /// Id of the run, or its first or last digits; also of a child run
     #[arg(value_name = "RUN")]
     id: RunRef,
     /// The message; - or nothing reads stdin
@@ -48,7 +48,7 @@ pub async fn message(args: &Message) -> anyhow::Result<()> {
         (Some(text), []) => text.into(),
         (text, files) => run_input::with_files(text, files)?,
     };
-    let id = args.id.resolve(&client).await?;
+    let id = client.find_run(&args.id).await?;
     let added = client.add_message(&id, &content).await?;
     if args.format.is_json() {
         return output::print_json(&added);

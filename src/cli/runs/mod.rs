@@ -12,7 +12,6 @@ mod list;
 mod message;
 mod pause;
 mod rerun;
-pub mod run_ref;
 mod save;
 mod show;
 mod turn;
@@ -25,7 +24,7 @@ pub mod view;
   axed runs watch run_019a2b3c
   axed runs list -o json | jq -r .id
 
-RUN is the id of a run, or its beginning if no other run begins so.
+RUN is the id of a run, or its first or last digits if no other run has them.
 AXED_SERVER and AXED_KEY name the daemon and the key.
 
 Exit codes:

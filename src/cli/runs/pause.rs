@@ -1,9 +1,9 @@
 //! `axed runs pause` and `resume`.
 
 use crate::cli::output::{self, FormatArgs};
-use crate::cli::runs::run_ref::RunRef;
 use crate::cli::runs::view::parse_run;
 use crate::cli::server::DaemonArgs;
+use crate::domain::run_ref::RunRef;
 
 #[derive(Debug, clap::Args)]
 #[command(
@@ -33,7 +33,7 @@ pub struct Resume {
 
 #[derive(Debug, clap::Args)]
 struct RunArgs {
-    /// Id of the run, or its beginning; also of a child run
+    /// Id of the run, or its first or last digits; also of a child run
     #[arg(value_name = "RUN")]
     id: RunRef,
     #[command(flatten)]
@@ -52,7 +52,7 @@ pub async fn resume(args: &Resume) -> anyhow::Result<()> {
 
 async fn set_paused(args: &RunArgs, is_paused: bool) -> anyhow::Result<()> {
     let client = args.daemon.client()?;
-    let id = args.id.resolve(&client).await?;
+    let id = client.find_run(&args.id).await?;
     let run = client.set_paused(&id, is_paused).await?;
     if args.format.is_json() {
         return output::print_json(&run);

@@ -7,8 +7,8 @@ use serde_json::json;
 use crate::cli::exit::InvalidInput;
 use crate::cli::output::FormatArgs;
 use crate::cli::runs::fork::ForkCommand;
-use crate::cli::runs::run_ref::RunRef;
 use crate::cli::server::DaemonArgs;
+use crate::domain::run_ref::RunRef;
 
 #[derive(Debug, clap::Args)]
 #[command(
@@ -23,7 +23,7 @@ Examples:
   axed runs rerun run_019a2b3c --model openai/gpt-6-sol --watch"
 )]
 pub struct Rerun {
-    /// Id of a root run, or its beginning
+    /// Id of a root run, or its first or last digits
     #[arg(value_name = "RUN")]
     id: RunRef,
     /// Use this model instead
@@ -40,7 +40,7 @@ pub struct Rerun {
 
 pub async fn rerun(args: &Rerun) -> anyhow::Result<ExitCode> {
     let client = args.daemon.client()?;
-    let id = args.id.resolve(&client).await?;
+    let id = client.find_run(&args.id).await?;
     let run = client.get_run(&id, 0).await?;
     if let Some(parent) = run["parent_id"].as_str() {
         let root = run["root_id"].as_str().unwrap_or(parent);

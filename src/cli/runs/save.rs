@@ -7,9 +7,9 @@ use anyhow::Context;
 
 use crate::cli::exit::InvalidInput;
 use crate::cli::output;
-use crate::cli::runs::run_ref::RunRef;
 use crate::cli::server::DaemonArgs;
 use crate::cli::whole_file;
+use crate::domain::run_ref::RunRef;
 
 #[derive(Debug, clap::Args)]
 #[command(
@@ -23,7 +23,7 @@ Example:
   axed test tests/release.toml"
 )]
 pub struct Save {
-    /// Id of a root run that has ended, or its beginning
+    /// Id of a root run that has ended, or its first or last digits
     #[arg(value_name = "RUN")]
     id: RunRef,
     /// File to write, such as tests/name.toml
@@ -45,7 +45,7 @@ pub async fn save(args: &Save) -> anyhow::Result<()> {
         .into());
     }
     let client = args.daemon.client()?;
-    let id = args.id.resolve(&client).await?;
+    let id = client.find_run(&args.id).await?;
     let text = client.get_recording(&id).await?;
     write(file, &text, args.force)?;
     output::print_line(format_args!(

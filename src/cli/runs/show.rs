@@ -6,11 +6,11 @@ use jiff::Timestamp;
 use crate::cli::age::{ago, seconds};
 use crate::cli::client::TreeNode;
 use crate::cli::output::{self, FormatArgs};
-use crate::cli::runs::run_ref::RunRef;
 use crate::cli::runs::view::{RunDetails, UNKNOWN_RUN_FORMAT, parse_run};
 use crate::cli::server::DaemonArgs;
 use crate::cli::style::{Color, Styled, status_color};
 use crate::cli::tree::{self, Details};
+use crate::domain::run_ref::RunRef;
 use crate::domain::terminal_text::sanitize_line;
 
 #[derive(Debug, clap::Args)]
@@ -22,7 +22,7 @@ use crate::domain::terminal_text::sanitize_line;
   axed runs show run_019a2b3c -o json | jq .content"
 )]
 pub struct Show {
-    /// Id of the run, or its beginning
+    /// Id of the run, or its first or last digits
     #[arg(value_name = "RUN")]
     id: RunRef,
     #[command(flatten)]
@@ -33,7 +33,7 @@ pub struct Show {
 
 pub async fn show(args: &Show) -> anyhow::Result<()> {
     let client = args.daemon.client()?;
-    let id = args.id.resolve(&client).await?;
+    let id = client.find_run(&args.id).await?;
     let run = client.get_run(&id, 0).await?;
     if args.format.is_json() {
         return output::print_json(&run);
@@ -95,7 +95,7 @@ fn print_facts(run: &RunDetails) -> anyhow::Result<()> {
 
 pub async fn tree(args: &Show) -> anyhow::Result<()> {
     let client = args.daemon.client()?;
-    let id = args.id.resolve(&client).await?;
+    let id = client.find_run(&args.id).await?;
     let tree = client.get_tree_json(&id).await?;
     if args.format.is_json() {
         return output::print_json(&tree);

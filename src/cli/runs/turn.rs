@@ -10,11 +10,11 @@ use crate::cli::age::seconds;
 use crate::cli::client::Client;
 use crate::cli::exit::InvalidInput;
 use crate::cli::output::{self, FormatArgs};
-use crate::cli::runs::run_ref::RunRef;
 use crate::cli::server::DaemonArgs;
 use crate::cli::style::{Color, Styled};
 use crate::cli::table::{Cell, Column, Table};
 use crate::domain::request_head::REDACTED;
+use crate::domain::run_ref::RunRef;
 use crate::domain::terminal_text::{escape_json, sanitize_line};
 
 const COLUMNS: [Column; 8] = [
@@ -40,7 +40,7 @@ Examples:
   axed runs turn run_019a2b3c 3 --curl | sh"
 )]
 pub struct Turn {
-    /// Id of the run, or its beginning
+    /// Id of the run, or its first or last digits
     #[arg(value_name = "RUN")]
     id: RunRef,
     /// Number of the turn, from 1
@@ -63,7 +63,7 @@ pub struct Turn {
 
 pub async fn turn(args: &Turn) -> anyhow::Result<()> {
     let client = args.daemon.client()?;
-    let id = args.id.resolve(&client).await?;
+    let id = client.find_run(&args.id).await?;
     let Some(number) = args.turn else {
         return print_turns(&client, &id, args.format).await;
     };

@@ -193,7 +193,7 @@ async fn exit_codes_show_missing_runs_and_daemons() {
         let (code, _, err) = ended(&app, &app.daemon.url, &[command, ".."]).await;
         assert_eq!(code, 2, "{command}: {err}");
         assert!(
-            err.contains("a run id is run_ and a UUID, or the beginning of one"),
+            err.contains("a run id is run_ and a UUID; its first or last digits"),
             "{err}"
         );
     }
@@ -222,30 +222,70 @@ async fn exit_codes_show_missing_runs_and_daemons() {
 }
 
 #[tokio::test]
-async fn a_run_is_named_by_the_beginning_of_its_id() {
+async fn a_run_is_named_by_the_beginning_or_the_end_of_its_id() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.will("solo", [says("one"), says("two")]);
     let (first, second) = (app.run("solo", "go").await, app.run("solo", "go").await);
     let status = |id: &str| format!("run        {id}\n");
     for id in [first.id(), second.id()] {
-        for beginning in [&id[..28], &id[4..28], &id.to_uppercase()[4..]] {
-            let shown = printed(&app, &["show", beginning]).await;
-            assert!(shown.contains(&status(id)), "{beginning}: {shown}");
+        let parts = [
+            &id[..28],
+            &id[4..28],
+            &id.to_uppercase()[4..],
+            &id[32..],
+            &id[20..],
+        ];
+        for part in parts {
+            let shown = printed(&app, &["show", part]).await;
+            assert!(shown.contains(&status(id)), "{part}: {shown}");
         }
     }
     // Both were created at the same time, as far as these characters of it count.
     let (code, out, err) = ended(&app, &app.daemon.url, &["show", &first.id()[..8]]).await;
     assert_eq!((code, &*out), (2, ""), "{err}");
-    assert!(
-        err.contains("several runs have ids that begin with"),
-        "{err}"
-    );
+    assert!(err.contains("several runs have run_0"), "{err}");
     assert!(
         err.contains(first.id()) && err.contains(second.id()),
         "{err}"
     );
+    // A terminal shows as much as these commands take.
+    let arguments = [
+        "runs",
+        "list",
+        "--color",
+        "always",
+        "--server",
+        &app.daemon.url,
+    ];
+    let listed = axed_command(&app.path("."), &arguments).output().await;
+    let listed = String::from_utf8(listed.expect("a list").stdout).expect("UTF-8");
+    for id in [first.id(), second.id()] {
+        assert!(listed.contains(&format!("{} ", &id[32..])), "{listed}");
+        assert!(!listed.contains(&id[20..]), "{listed}");
+    }
+}
+
+#[tokio::test]
+async fn an_unknown_run_is_compared_with_the_newest() {
+    let app = TestApp::setup().agent("solo", "").spawn().await;
+    app.provider.will("solo", [says("one")]);
+    let run = app.run("solo", "go").await;
+    let mistyped = |text: &str| {
+        let other = if text.ends_with('0') { "1" } else { "0" };
+        format!("{}{other}", &text[..text.len() - 1])
+    };
+    for part in [run.id(), &run.id()[28..]] {
+        for command in ["show", "cancel", "tree"] {
+            let arguments = [command, &mistyped(part)];
+            let (code, _, err) = ended(&app, &app.daemon.url, &arguments).await;
+            assert_eq!(code, 2, "{err}");
+            let hint = format!("did you mean \"{}\"?", run.id());
+            assert!(err.contains(&hint), "{command} {part}: {err}");
+        }
+    }
     let (code, _, err) = ended(&app, &app.daemon.url, &["show", "run_00000000"]).await;
     assert_eq!(code, 2, "{err}");
+    assert!(err.contains("there is no run \"run_00000000\""), "{err}");
     assert!(err.contains("axed runs list --all lists them"), "{err}");
 }
 
