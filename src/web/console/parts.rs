@@ -8,6 +8,7 @@ use crate::domain::attachment::Attachment;
 use crate::domain::content::{Content, Part};
 use crate::domain::message::truncate_to_bytes;
 use crate::domain::run::{Run, RunId};
+use crate::domain::run_ref::ShortIds;
 use crate::web::console::format;
 use crate::web::console::request::ConsoleRequest;
 
@@ -21,6 +22,7 @@ pub const MAX_TEXT_BYTES: usize = 256 << 10;
 /// Runs as a table. `selects` adds a box to each run that can be cancelled.
 pub fn run_table(request: &ConsoleRequest, runs: &[Run], now: Timestamp, selects: bool) -> Markup {
     let selects = selects && request.may(Cancel);
+    let ids = ShortIds::new(runs.iter().map(|run| run.id));
     html! {
         table.list.runs {
             thead {
@@ -36,13 +38,19 @@ pub fn run_table(request: &ConsoleRequest, runs: &[Run], now: Timestamp, selects
                 }
             }
             tbody {
-                @for run in runs { (run_row(request, run, now, selects)) }
+                @for run in runs { (run_row(request, run, now, selects, &ids)) }
             }
         }
     }
 }
 
-fn run_row(request: &ConsoleRequest, run: &Run, now: Timestamp, selects: bool) -> Markup {
+fn run_row(
+    request: &ConsoleRequest,
+    run: &Run,
+    now: Timestamp,
+    selects: bool,
+    ids: &ShortIds,
+) -> Markup {
     let id = run.id.to_string();
     let input = run.task.as_deref().map_or_else(
         || format::excerpt(&run.input.to_plain_text(), INPUT_CHARS),
@@ -61,7 +69,7 @@ fn run_row(request: &ConsoleRequest, run: &Run, now: Timestamp, selects: bool) -
             td.main {
                 a href=(request.run_href(run.id)) { @if input.is_empty() { "(no input)" } @else { (input) } }
                 span.muted.small {
-                    code { (short_id(&id)) }
+                    code title=(id) { (ids.short(run.id)) }
                     @if let Some(session) = &run.session {
                         " · " a href=(request.href(&format!("/sessions/{session}"))) { (session) }
                     }
@@ -99,11 +107,6 @@ pub fn waiting_for(run: &Run) -> Option<String> {
         .filter(|_| !run.status.is_terminal())?;
     let name = serde_json::to_value(waiting_for).ok()?;
     Some(format!("for {}", name.as_str()?.replace('_', " ")))
-}
-
-/// The end of an id, which differs between runs of the same time.
-pub fn short_id(id: &str) -> &str {
-    id.len().checked_sub(12).map_or(id, |start| &id[start..])
 }
 
 /// A text in its own box, cut if it is very long.

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use crate::config::KeyScope;
 use crate::domain::http_placement::push_encoded;
 use crate::domain::run::{PendingApproval, Run, RunId, now};
+use crate::domain::run_ref::short_id;
 use crate::web::console::diff;
 use crate::web::console::format;
 use crate::web::console::parts::{self, query_string};
@@ -81,7 +82,7 @@ fn card(
             header {
                 h3 { (call.tool) }
                 span.muted {
-                    "of " a href=(step(request, approval.run_id, &call.tool_call_id)) { (approval.agent) " " code { (parts::short_id(&approval.run_id.to_string())) } }
+                    "of " a href=(step(request, approval.run_id, &call.tool_call_id)) { (approval.agent) " " code { (short_id(approval.run_id)) } }
                     " · " (format::ago(call.requested_at, now))
                     @if let Some(deadline) = call.deadline { " · denied at " (format::instant(deadline)) }
                 }

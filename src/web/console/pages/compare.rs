@@ -5,6 +5,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::domain::run::Run;
+use crate::domain::run_ref::short_id;
 use crate::engine::blocking::run_blocking;
 use crate::engine::history::run_diff::{self, Change, DiffNode, RunDiff, TreeTotals};
 use crate::web::console::diff;
@@ -77,7 +78,7 @@ fn is_changed(node: &DiffNode) -> bool {
 fn totals(request: &ConsoleRequest, a: &Run, b: &Run, diff: &RunDiff) -> Markup {
     let run = |run: &Run| {
         html! {
-            a href=(request.run_href(run.id)) { (run.agent) " " code { (parts::short_id(&run.id.to_string())) } }
+            a href=(request.run_href(run.id)) { (run.agent) " " code { (short_id(run.id)) } }
             " " (format::status(run.status))
         }
     };

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use maud::{Markup, html};
 
 use crate::domain::run::{Run, RunId, now};
+use crate::domain::run_ref::short_id;
 use crate::domain::usage::Cost;
 use crate::web::console::format;
 use crate::web::console::layout::Page;
@@ -64,11 +65,7 @@ pub async fn page(request: ConsoleRequest) -> Result<Page, Problem> {
     };
     Ok(Page {
         is_wide: true,
-        ..Page::new(
-            "Runs",
-            format!("{} {}", run.agent, parts::short_id(&id.to_string())),
-            body,
-        )
+        ..Page::new("Runs", format!("{} {}", run.agent, short_id(id)), body)
     })
 }
 
@@ -109,7 +106,7 @@ fn heading(request: &ConsoleRequest, run: &Run) -> Markup {
             div {
                 h1 {
                     a href=(request.href(&format!("/agents/{}", run.agent))) { (run.agent) }
-                    " " code.muted { (parts::short_id(&run.id.to_string())) }
+                    " " code.muted { (short_id(run.id)) }
                 }
                 dl #state.line data-live {
                     div { dt { "Status" } dd { (format::status(run.status)) @if let Some(cause) = parts::waiting_for(run) { " " span.muted { (cause) } } } }

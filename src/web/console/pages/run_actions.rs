@@ -4,9 +4,10 @@ use maud::{Markup, html};
 
 use crate::config::KeyScope;
 use crate::domain::run::{Run, Status};
+use crate::domain::run_ref::short_id;
 use crate::domain::waiting_for::WaitingFor;
 use crate::web::console::format;
-use crate::web::console::parts::{self, query_string};
+use crate::web::console::parts::query_string;
 use crate::web::console::request::ConsoleRequest;
 
 /// The buttons above a run: those that its state and the key's scopes allow.
@@ -121,7 +122,7 @@ fn save_as_test(path: &str, run: &Run) -> Markup {
             summary.button { "Save as test" }
             div.panel {
                 p { "Your browser downloads " code { (name) } ". Put it into " code { "tests/" } " beside the directory of your agents; then " code { "axed test" } " runs it, offline." }
-                p.muted.small { "Or in a terminal: " code { "axed runs save " (parts::short_id(&run.id.to_string())) " tests/" (name) } }
+                p.muted.small { "Or in a terminal: " code { "axed runs save " (short_id(run.id)) " tests/" (name) } }
                 div.actions { a.button.primary href=(path) data-download=(name) download { "Download" } }
             }
         }
