@@ -7,6 +7,7 @@ pub mod config;
 pub mod domain;
 pub mod engine;
 pub mod fair;
+pub mod instruments;
 pub mod providers;
 pub mod record;
 pub mod settings;

@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use crate::domain::run::{HARD_MAX_DEPTH, Status};
 use crate::domain::usage::{Cost, TokenUsage};
+use crate::instruments::{Counter, Family, Histogram};
 use crate::telemetry::log_queue;
-use crate::telemetry::prometheus::{Counter, Family, FixedPoint, Histogram, TextEncoder};
+use crate::telemetry::prometheus::{FixedPoint, TextEncoder};
 
 /// Agents with series of their own: the catalog names them, but its files change.
 const MAX_AGENTS: usize = 5_000;

@@ -1,118 +1,8 @@
-//! Counters, histograms, and families of them by one label, and their encoding in Prometheus' text format (version 0.0.4,
-//! prometheus.io/docs/instrumenting/exposition_formats).
-//!
-//! We do not use the `metrics` crates. Their recorder belongs to the process, and one process may run several daemons. Their
-//! histograms keep every sample until a scrape. They do not bound the number of label values, which names that clients choose
-//! require.
+//! The encoding of instruments in Prometheus' text format (version 0.0.4, prometheus.io/docs/instrumenting/exposition_formats).
 
-use std::collections::{BTreeMap, HashMap};
 use std::fmt::{self, Write};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
 
-use parking_lot::RwLock;
-
-/// The label value for values that are too many or too long.
-pub const OTHER_LABEL: &str = "(other)";
-/// Longest label value, in bytes.
-const MAX_LABEL_BYTES: usize = 200;
-
-/// A sum that only grows. It saturates: providers may report any number, and a sum that wraps would look like a restart.
-#[derive(Debug, Default)]
-pub struct Counter(AtomicU64);
-
-impl Counter {
-    pub fn increment(&self) {
-        self.add(1);
-    }
-
-    pub fn add(&self, amount: u64) {
-        // The closure always returns a value, so this cannot fail.
-        let _ = self
-            .0
-            .fetch_update(Relaxed, Relaxed, |sum| Some(sum.saturating_add(amount)));
-    }
-
-    pub fn get(&self) -> u64 {
-        self.0.load(Relaxed)
-    }
-}
-
-/// Counts durations by upper bounds in seconds.
-#[derive(Debug)]
-pub struct Histogram {
-    bounds: &'static [f64],
-    /// One for each bound, and one for longer durations.
-    buckets: Box<[AtomicU64]>,
-    /// In microseconds: in nanoseconds, ten thousand concurrent runs would fill the range within weeks.
-    sum: Counter,
-}
-
-impl Histogram {
-    /// The bounds are upper bounds in seconds, ascending.
-    pub fn new(bounds: &'static [f64]) -> Self {
-        Self {
-            bounds,
-            buckets: (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect(),
-            sum: Counter::default(),
-        }
-    }
-
-    pub fn observe(&self, duration: Duration) {
-        let seconds = duration.as_secs_f64();
-        let index = self.bounds.partition_point(|bound| *bound < seconds);
-        self.buckets[index].fetch_add(1, Relaxed);
-        self.sum
-            .add(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX));
-    }
-}
-
-/// Instruments by the value of one label. When there are `max_series` of them, new values share [`OTHER_LABEL`].
-#[derive(Debug)]
-pub struct Family<T> {
-    max_series: usize,
-    series: RwLock<HashMap<Box<str>, T>>,
-}
-
-impl<T: Default> Family<T> {
-    pub fn new(max_series: usize) -> Self {
-        Self {
-            max_series,
-            series: RwLock::default(),
-        }
-    }
-
-    /// Reads the instrument of this value; `None` if it was never updated.
-    pub fn get<R>(&self, value: &str, read: impl FnOnce(&T) -> R) -> Option<R> {
-        self.series.read().get(value).map(read)
-    }
-
-    /// Updates the instrument of this value.
-    pub fn with(&self, value: &str, update: impl FnOnce(&T)) {
-        let value = match value.len() > MAX_LABEL_BYTES {
-            true => OTHER_LABEL,
-            false => value,
-        };
-        {
-            let series = self.series.read();
-            // More than `max_series` means that the shared instrument exists.
-            let overflow = || {
-                series
-                    .get(OTHER_LABEL)
-                    .filter(|_| series.len() > self.max_series)
-            };
-            if let Some(found) = series.get(value).or_else(overflow) {
-                return update(found);
-            }
-        }
-        let mut series = self.series.write();
-        let value = match series.len() < self.max_series || series.contains_key(value) {
-            true => value,
-            false => OTHER_LABEL,
-        };
-        update(series.entry(value.into()).or_default());
-    }
-}
+use crate::instruments::{Family, Histogram};
 
 /// Encodes metrics one after another in Prometheus' text format.
 #[derive(Debug, Default)]
@@ -123,39 +13,67 @@ impl TextEncoder {
         self.0
     }
 
-    pub fn counter(&mut self, name: &str, help: &str, value: u64) {
+    pub fn counter(&mut self, name: &str, help: &str, value: impl fmt::Display) {
         self.header(name, help, "counter");
         self.sample(name, &[], value);
     }
 
-    pub fn gauge(&mut self, name: &str, help: &str, value: u64) {
+    pub fn gauge(&mut self, name: &str, help: &str, value: impl fmt::Display) {
         self.header(name, help, "gauge");
         self.sample(name, &[], value);
     }
 
     /// A counter with labels; `write` writes the samples.
     pub fn counters(&mut self, name: &str, help: &str, write: impl FnOnce(&mut SampleWriter<'_>)) {
-        self.header(name, help, "counter");
-        write(&mut SampleWriter {
-            encoder: self,
-            name,
-        });
+        self.samples(name, help, "counter", write);
+    }
+
+    /// A gauge with labels; `write` writes the samples.
+    pub fn gauges(&mut self, name: &str, help: &str, write: impl FnOnce(&mut SampleWriter<'_>)) {
+        self.samples(name, help, "gauge", write);
     }
 
     pub fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
         self.header(name, help, "histogram");
+        self.distribution(name, None, histogram);
+    }
+
+    /// A histogram for each value of one label.
+    pub fn histograms(&mut self, name: &str, help: &str, label: &str, family: &Family<Histogram>) {
+        self.header(name, help, "histogram");
+        family.for_each(|value, histogram| {
+            self.distribution(name, Some((label, value)), histogram);
+        });
+    }
+
+    fn distribution(&mut self, name: &str, label: Option<(&str, &str)>, histogram: &Histogram) {
         let bucket = format!("{name}_bucket");
+        let labels: Vec<_> = label.into_iter().collect();
         let mut count = 0;
-        for (index, bucket_count) in histogram.buckets.iter().enumerate() {
-            count += bucket_count.load(Relaxed);
-            match histogram.bounds.get(index) {
-                Some(bound) => self.sample(&bucket, &[("le", &bound.to_string())], count),
-                None => self.sample(&bucket, &[("le", "+Inf")], count),
-            }
+        for (bound, up_to) in histogram.cumulative() {
+            let bound = bound.map_or_else(|| "+Inf".to_owned(), |bound| bound.to_string());
+            let mut labels = labels.clone();
+            labels.push(("le", &bound));
+            self.sample(&bucket, &labels, up_to);
+            count = up_to;
         }
-        let sum = FixedPoint::millionths(histogram.sum.get());
-        self.sample(&format!("{name}_sum"), &[], sum);
-        self.sample(&format!("{name}_count"), &[], count);
+        let sum = FixedPoint::millionths(histogram.sum_micros());
+        self.sample(&format!("{name}_sum"), &labels, sum);
+        self.sample(&format!("{name}_count"), &labels, count);
+    }
+
+    fn samples(
+        &mut self,
+        name: &str,
+        help: &str,
+        kind: &str,
+        write: impl FnOnce(&mut SampleWriter<'_>),
+    ) {
+        self.header(name, help, kind);
+        write(&mut SampleWriter {
+            encoder: self,
+            name,
+        });
     }
 
     fn header(&mut self, name: &str, help: &str, kind: &str) {
@@ -199,10 +117,7 @@ impl SampleWriter<'_> {
 
     /// Writes the samples of a family, sorted by label value.
     pub fn family<T>(&mut self, family: &Family<T>, mut write: impl FnMut(&mut Self, &str, &T)) {
-        let series = family.series.read();
-        for (value, instrument) in series.iter().collect::<BTreeMap<_, _>>() {
-            write(self, value, instrument);
-        }
+        family.for_each(|value, instrument| write(self, value, instrument));
     }
 }
 
@@ -213,6 +128,18 @@ pub struct FixedPoint {
 }
 
 impl FixedPoint {
+    pub fn whole(count: u64) -> Self {
+        Self { count, digits: 0 }
+    }
+
+    pub fn hundredths(count: u64) -> Self {
+        Self { count, digits: 2 }
+    }
+
+    pub fn thousandths(count: u64) -> Self {
+        Self { count, digits: 3 }
+    }
+
     pub fn millionths(count: u64) -> Self {
         Self { count, digits: 6 }
     }
@@ -240,7 +167,8 @@ impl fmt::Display for FixedPoint {
 mod tests {
     use std::time::Duration;
 
-    use super::{Counter, Family, FixedPoint, Histogram, TextEncoder};
+    use super::{FixedPoint, TextEncoder};
+    use crate::instruments::{Counter, Family, Histogram};
 
     #[test]
     fn a_duration_on_a_bound_counts_in_its_bucket() {

@@ -22,6 +22,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("config", 1),
     ("domain", 1),
     ("fair", 1),
+    ("instruments", 1),
     ("ssrf", 1),
     ("standing_task", 1),
     ("validation", 1),
