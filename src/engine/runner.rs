@@ -597,7 +597,7 @@ impl Runner {
             running: (self.engine.active_runs.count())
                 .saturating_sub(queued + self.engine.active_runs.idle_count()),
             queued,
-            commits: self.store().commit_count(),
+            commits: self.store().commits().count(),
         }
     }
 

@@ -36,6 +36,9 @@ pub trait Outbox: Send + Sync + 'static {
     /// Makes a delivery due now, whatever its status, and restarts its retries. Returns false if the run has no such delivery.
     fn resend(&self, run: RunId, id: DeliveryId) -> BoxFuture<'_, Result<bool, StoreError>>;
 
+    /// The number of deliveries that are due now or later, counted up to `max`.
+    fn count_pending(&self, max: usize) -> BoxFuture<'_, Result<u64, StoreError>>;
+
     /// Notified after every commit that made deliveries due. For one listener: a notification is kept while it does not
     /// listen, and several may become one.
     fn delivery_notify(&self) -> Arc<Notify>;

@@ -82,6 +82,11 @@ macro_rules! of_target {
     };
 }
 
+const COUNT_PENDING: &str = concat!(
+    "SELECT count(*) AS pending FROM (SELECT id ",
+    pending!(),
+    " LIMIT :max) first"
+);
 const FIRST_PENDING: &str = block!("");
 /// Those behind an owner and a host.
 const NEXT_PENDING: &str = block!(" AND (owner, host) > (:owner, :host)");
@@ -162,6 +167,16 @@ impl<E: Engine> Outbox for E {
     fn resend(&self, run: RunId, id: DeliveryId) -> BoxFuture<'_, Result<bool, StoreError>> {
         let of_delivery = values! {":id": id.0, ":run": run, ":now": now().as_millisecond()};
         self.changes_row(Changes::one(RESEND, of_delivery).with_deliveries(), 0)
+    }
+
+    fn count_pending(&self, max: usize) -> BoxFuture<'_, Result<u64, StoreError>> {
+        self.read(ReadMode::Statement, move |db| {
+            Box::pin(async move {
+                let params = params! {":max": signed(max as u64)};
+                let count = db.first(COUNT_PENDING, params, |row| row.get("pending"));
+                Ok(count.await?.unwrap_or_default())
+            })
+        })
     }
 
     fn delivery_notify(&self) -> Arc<Notify> {

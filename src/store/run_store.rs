@@ -2,6 +2,7 @@
 
 use futures_util::future::BoxFuture;
 
+use crate::instruments::Histogram;
 use crate::store::StoreError;
 use crate::store::approvals::ApprovalIndex;
 use crate::store::batches::BatchRecords;
@@ -37,8 +38,11 @@ pub trait RunStore:
     /// Fails if the store cannot be written or read now.
     fn check(&self) -> BoxFuture<'_, Result<(), StoreError>>;
 
-    /// The number of transactions committed since the store was opened.
-    fn commit_count(&self) -> u64;
+    /// How long each transaction took that was committed since the store was opened.
+    fn commits(&self) -> &Histogram;
+
+    /// The number of writes that wait for a transaction.
+    fn queued_writes(&self) -> usize;
 
     /// The nodes that share its database; `None` if only one process can use it.
     fn cluster(&self) -> Option<&dyn Cluster> {

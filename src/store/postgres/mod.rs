@@ -8,6 +8,7 @@ use tokio::runtime::Handle;
 use uuid::Uuid;
 
 use crate::config::cluster::Cluster;
+use crate::instruments::Histogram;
 use crate::store::StoreError;
 use crate::store::cluster::{self, OtherNode};
 use crate::store::engine::Engine;
@@ -205,8 +206,12 @@ impl RunStore for PostgresStore {
         })
     }
 
-    fn commit_count(&self) -> u64 {
-        self.queue.commit_count()
+    fn commits(&self) -> &Histogram {
+        self.queue.commits()
+    }
+
+    fn queued_writes(&self) -> usize {
+        self.queue.queued_jobs()
     }
 
     fn cluster(&self) -> Option<&dyn cluster::Cluster> {

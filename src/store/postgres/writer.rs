@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedSender;
@@ -15,6 +14,7 @@ use tracing::{info, warn};
 
 use crate::config::cluster::Cluster;
 use crate::domain::run::RunId;
+use crate::instruments::Histogram;
 use crate::store::StoreError;
 use crate::store::cluster::DecidePermits;
 use crate::store::encoding::encoded_write::EncodedWrite;
@@ -64,7 +64,9 @@ pub struct Writer<'c> {
     is_join_failing: bool,
     failed_runs: FailedRuns,
     callbacks: &'c WriterCallbacks,
-    commit_count: &'c AtomicU64,
+    commits: &'c Histogram,
+    /// When the transaction in progress began.
+    began_at: Instant,
 }
 
 impl<'c> Writer<'c> {
@@ -73,7 +75,7 @@ impl<'c> Writer<'c> {
         state: WriterState,
         status: Rc<NodeStatus>,
         callbacks: &'c WriterCallbacks,
-        commit_count: &'c AtomicU64,
+        commits: &'c Histogram,
     ) -> Self {
         Self {
             connector,
@@ -86,7 +88,8 @@ impl<'c> Writer<'c> {
             is_join_failing: false,
             failed_runs: FailedRuns::default(),
             callbacks,
-            commit_count,
+            commits,
+            began_at: Instant::now(),
         }
     }
 
@@ -356,7 +359,7 @@ impl<'c> Writer<'c> {
     /// Rolls back what was not committed.
     async fn settle<T>(&mut self, committed: Result<T, CommitError>) -> Result<T, CommitError> {
         if committed.is_ok() {
-            self.commit_count.fetch_add(1, Ordering::Relaxed);
+            self.commits.observe(self.began_at.elapsed());
             return committed;
         }
         match &committed {
@@ -406,6 +409,7 @@ impl<'c> Writer<'c> {
             self.connection = Some(name.in_time(opened).map_err(CommitError::Unavailable)?);
             self.status.is_cut_off.set(false);
         }
+        self.began_at = Instant::now();
         let lost = || CommitError::Unavailable(StoreError::Closed);
         let db = self.connection.as_ref().ok_or_else(lost)?;
         Ok((db, &mut self.state))

@@ -8,6 +8,7 @@ use futures_util::future::BoxFuture;
 use uuid::Uuid;
 
 use crate::config::Durability;
+use crate::instruments::Histogram;
 use crate::store::engine::Engine;
 use crate::store::events::{HasSubscribersFn, PublishFn};
 use crate::store::reader::{ReadMode, Reader};
@@ -158,8 +159,12 @@ impl RunStore for SqliteStore {
         })
     }
 
-    fn commit_count(&self) -> u64 {
-        self.queue.commit_count()
+    fn commits(&self) -> &Histogram {
+        self.queue.commits()
+    }
+
+    fn queued_writes(&self) -> usize {
+        self.queue.queued_jobs()
     }
 
     fn ended(&self) -> BoxFuture<'_, ()> {

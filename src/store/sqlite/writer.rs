@@ -1,8 +1,7 @@
 //! The writer: one thread that takes the queued jobs, commits them together, publishes their events and replies.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
 use tokio::sync::mpsc::error::TryRecvError;
@@ -10,6 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 use tracing::{error, warn};
 
 use crate::domain::run::RunId;
+use crate::instruments::Histogram;
 use crate::store::StoreError;
 use crate::store::sqlite::checkpoint::{self, Checkpointer};
 use crate::store::sqlite::delete::{self, DeleteProgress};
@@ -84,7 +84,7 @@ struct Writer<'c> {
     lock_timeout: Duration,
     open_files: OpenFiles,
     reserve: Reserve,
-    commit_count: &'c AtomicU64,
+    commits: &'c Histogram,
 }
 
 impl<'c> Writer<'c> {
@@ -92,7 +92,7 @@ impl<'c> Writer<'c> {
         connection: &'c Connection,
         open_files: OpenFiles,
         reserve: Reserve,
-        commit_count: &'c AtomicU64,
+        commits: &'c Histogram,
     ) -> rusqlite::Result<Self> {
         Ok(Self {
             connection,
@@ -100,7 +100,7 @@ impl<'c> Writer<'c> {
             lock_timeout: LOCK_TIMEOUT,
             open_files,
             reserve,
-            commit_count,
+            commits,
         })
     }
 
@@ -167,9 +167,10 @@ impl<'c> Writer<'c> {
         let Some(root) = self.executor.deletions.next_root() else {
             return;
         };
+        let start = Instant::now();
         match self.commit_deletion(root) {
             Ok(progress) => {
-                self.commit_count.fetch_add(1, Ordering::Relaxed);
+                self.commits.observe(start.elapsed());
                 if progress == DeleteProgress::Done {
                     self.executor.deletions.remove(root);
                 }
@@ -272,6 +273,7 @@ impl<'c> Writer<'c> {
         if batch.is_empty() {
             return Ok(());
         }
+        let start = Instant::now();
         self.executor.sql.begin.execute(&[])?;
         let is_disk_full = self.reserve.is_disk_full();
         while let Some(job) = batch.get(results.len()) {
@@ -305,7 +307,7 @@ impl<'c> Writer<'c> {
         }
         self.executor.flush()?;
         self.executor.sql.commit.execute(&[])?;
-        self.commit_count.fetch_add(1, Ordering::Relaxed);
+        self.commits.observe(start.elapsed());
         Ok(())
     }
 

@@ -1,6 +1,5 @@
 //! The callers' end of the queue: the part of the store's contract that an engine does by the jobs of its writer.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use futures_util::future::BoxFuture;
@@ -8,6 +7,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::domain::run::RunId;
+use crate::instruments::Histogram;
 use crate::store::changes::Changes;
 use crate::store::encoding::encoded_write::EncodedWrite;
 use crate::store::events::{HasSubscribersFn, PublishFn};
@@ -18,10 +18,14 @@ use crate::store::{StoreError, Write};
 
 /// Jobs that may wait for the writer. A caller with one more waits for a place in the queue.
 const MAX_QUEUED_WRITES: usize = 4096;
+/// Upper bounds for the duration of a commit, in seconds.
+const COMMIT_BUCKETS: &[f64] = &[
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+];
 
 pub struct WriteQueue {
     job_sender: mpsc::Sender<Job>,
-    commits: Arc<AtomicU64>,
+    commits: Arc<Histogram>,
     delivery_notify: Arc<Notify>,
     on_write_failed: Arc<OnceLock<WriteFailedFn>>,
 }
@@ -30,8 +34,8 @@ pub struct WriteQueue {
 pub struct WriterEnd {
     pub jobs: mpsc::Receiver<Job>,
     pub callbacks: WriterCallbacks,
-    /// The number of transactions that the writer has committed.
-    pub commits: Arc<AtomicU64>,
+    /// How long the transactions took that the writer has committed.
+    pub commits: Arc<Histogram>,
 }
 
 impl WriteQueue {
@@ -39,7 +43,7 @@ impl WriteQueue {
         let (job_sender, jobs) = mpsc::channel(MAX_QUEUED_WRITES);
         let queue = Self {
             job_sender,
-            commits: Arc::default(),
+            commits: Arc::new(Histogram::new(COMMIT_BUCKETS)),
             delivery_notify: Arc::default(),
             on_write_failed: Arc::default(),
         };
@@ -152,8 +156,13 @@ impl WriteQueue {
         Arc::clone(&self.delivery_notify)
     }
 
-    pub fn commit_count(&self) -> u64 {
-        self.commits.load(Ordering::Relaxed)
+    pub fn commits(&self) -> &Histogram {
+        &self.commits
+    }
+
+    /// The number of jobs that wait for the writer.
+    pub fn queued_jobs(&self) -> usize {
+        self.job_sender.max_capacity() - self.job_sender.capacity()
     }
 
     /// Resolves when the writer has ended.

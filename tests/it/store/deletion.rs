@@ -70,7 +70,7 @@ async fn a_large_tree_is_deleted(opened: &Opened) {
         }
         below.extend([child, grandchild]);
     }
-    let before = store.commit_count();
+    let before = store.commits().count();
     assert!(store.delete(root.run).await.expect("deleted"));
     assert!(!store.delete(root.run).await.expect("gone"));
     for scope in below.iter().chain([&root]) {
@@ -81,7 +81,7 @@ async fn a_large_tree_is_deleted(opened: &Opened) {
     let still_busy = store.unfinished_runs().await.expect("unfinished");
     assert!(still_busy.is_empty());
     while store.vacuum().await.expect("tidied") {}
-    assert!(store.commit_count() > before + 2, "in parts");
+    assert!(store.commits().count() > before + 2, "in parts");
 }
 
 /// Many trees that are deleted at once share commits; a large one among them, one that is gone and one that never was have
@@ -113,14 +113,14 @@ async fn many_trees_are_deleted_at_once(opened: &Opened) {
         roots.push((scope, below));
     }
     let kept = roots.pop().expect("a root");
-    let before = store.commit_count();
+    let before = store.commits().count();
     let repeated = roots[3].0.run;
     let ids: Vec<RunId> = roots.iter().map(|(root, _)| root.run).collect();
     let all = ids.iter().copied().chain([repeated, RunId::new()]);
     let started = Instant::now();
     let deleted = join_all(all.map(|root| store.delete(root))).await;
     let rate = ids.len() as f64 / started.elapsed().as_secs_f64();
-    let commits = store.commit_count() - before;
+    let commits = store.commits().count() - before;
     eprintln!("{rate:.0} trees a second in {commits} commits");
     assert!(commits < 30, "{commits} commits");
     let deleted = deleted

@@ -110,7 +110,7 @@ async fn ten_thousand_runs_expire_while_others_start() {
         ..
     } = sqlite();
     full_runs(store.as_ref(), 0..10_000).await;
-    let before = store.commit_count();
+    let before = store.commits().count();
 
     // One process begins it …
     keeping(&store, newest(100), dwindled(store.as_ref(), 10_000, 9_000)).await;

@@ -11,6 +11,7 @@ use axed::domain::event::StoredEvent;
 use axed::domain::run::{Run, RunId};
 use axed::domain::run_ref::IdPart;
 use axed::domain::webhook::DeliveryId;
+use axed::instruments::Histogram;
 use axed::record::entry::RecordedEntry;
 use axed::store::approvals::{ApprovalIndex, ApprovalPage, ApprovalQuery};
 use axed::store::batches::{
@@ -334,6 +335,10 @@ impl Outbox for CrashingStore {
         self.inner.resend(run, id)
     }
 
+    fn count_pending(&self, max: usize) -> BoxFuture<'_, Result<u64, StoreError>> {
+        self.inner.count_pending(max)
+    }
+
     fn delivery_notify(&self) -> Arc<Notify> {
         self.inner.delivery_notify()
     }
@@ -484,8 +489,12 @@ impl RunStore for CrashingStore {
         self.inner.check()
     }
 
-    fn commit_count(&self) -> u64 {
-        self.inner.commit_count()
+    fn commits(&self) -> &Histogram {
+        self.inner.commits()
+    }
+
+    fn queued_writes(&self) -> usize {
+        self.inner.queued_writes()
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
