@@ -12,6 +12,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::environment::Environment;
 use crate::domain::mcp::McpTransport;
+use crate::instruments::{CallCounters, Family};
 use crate::tools::mcp::ConnectionState;
 use crate::tools::mcp::driver::Disconnected;
 use crate::tools::mcp::failure::{RequestError, RetrySafety, ServerUnavailable};
@@ -39,6 +40,8 @@ pub struct SharedState {
     pub tasks: TaskTracker,
     /// Closes all connections.
     pub stop: CancellationToken,
+    /// Calls of tools by server.
+    pub calls: Family<CallCounters>,
 }
 
 /// The connection to one server, whether open or not.
@@ -218,6 +221,24 @@ impl Connection {
             Status::Opening { .. } => ConnectionState::Opening,
             Status::Failed { reason, .. } => ConnectionState::Failed(Arc::clone(reason)),
         }
+    }
+
+    /// Whether the server could be connected to when that was last tried.
+    pub fn is_up(&self) -> bool {
+        match &*self.status.borrow() {
+            Status::Failed { .. } => false,
+            Status::Opening { .. } => self.failures.load(Ordering::Relaxed) == 0,
+            Status::Open(_) | Status::Closed => true,
+        }
+    }
+
+    pub fn count_call(&self, is_error: bool) {
+        self.shared.calls.with(&self.name, |counters| {
+            counters.calls.increment();
+            if is_error {
+                counters.errors.increment();
+            }
+        });
     }
 
     /// Call this after a successful call.

@@ -12,6 +12,7 @@ use crate::config::Logins;
 use crate::config::environment::Environment;
 use crate::domain::mcp::{McpServer, McpTransport, TOOL_NAME_SEPARATOR};
 use crate::domain::warning::{Warning, WarningCode};
+use crate::instruments::{CallCounters, Family};
 use crate::tools::mcp::connection::{Connection, SharedState};
 use crate::tools::mcp::failure::ServerUnavailable;
 use crate::tools::mcp::list::ToolList;
@@ -22,6 +23,8 @@ use crate::tools::mcp::oauth::token_source::OauthContext;
 use crate::tools::mcp::tool::McpTool;
 use crate::tools::mcp::{ConnectionState, McpToolset, UnavailableServer};
 
+/// Servers whose calls are counted: agent files name them.
+const MAX_COUNTED_SERVERS: usize = 500;
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// The connections to all servers that were used recently. There is one pool per daemon.
@@ -49,6 +52,7 @@ impl McpConnectionPool {
                 token_sources,
                 tasks,
                 stop: CancellationToken::new(),
+                calls: Family::new(MAX_COUNTED_SERVERS),
             }),
         }
     }
@@ -86,6 +90,21 @@ impl McpConnectionPool {
         };
         let tool_list = connection.cached_tools();
         (connection.state(), tool_list.map(|list| list.tools.len()))
+    }
+
+    /// Whether this server could be connected to when that was last tried; `None` if it was not needed so far.
+    pub fn is_up(&self, server: &McpServer) -> Option<bool> {
+        let key = (server.name.clone(), server.transport.clone());
+        let connections = self
+            .connections
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        connections.get(&key).map(|connection| connection.is_up())
+    }
+
+    /// Calls of tools by server.
+    pub fn calls(&self) -> &Family<CallCounters> {
+        &self.shared.calls
     }
 
     /// The names of those servers that have neither failed nor listed their tools yet.

@@ -101,6 +101,10 @@ impl Tool for McpTool {
         call: &'a ToolCall,
         _: CallContext<'a>,
     ) -> BoxFuture<'a, Result<ToolOutput, String>> {
-        Box::pin(self.call_with_retry(call))
+        Box::pin(async move {
+            let result = self.call_with_retry(call).await;
+            self.connection.count_call(result.is_err());
+            result
+        })
     }
 }
