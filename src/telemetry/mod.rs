@@ -15,6 +15,7 @@ pub mod log_queue;
 pub mod metrics;
 #[cfg(feature = "otel")]
 pub mod otlp;
+pub mod process;
 pub mod prometheus;
 pub mod traces;
 
