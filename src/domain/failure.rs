@@ -58,6 +58,27 @@ pub enum FailureCode {
     Internal,
 }
 
+impl FailureCode {
+    pub const ALL: [Self; 16] = [
+        Self::Config,
+        Self::ProviderAuth,
+        Self::ProviderBadRequest,
+        Self::ProviderRateLimit,
+        Self::ProviderOverloaded,
+        Self::ProviderServer,
+        Self::Timeout,
+        Self::MaxTurns,
+        Self::BudgetExceeded,
+        Self::LoopDetected,
+        Self::OutputInvalid,
+        Self::OutputTruncated,
+        Self::Refused,
+        Self::Interrupted,
+        Self::NoNode,
+        Self::Internal,
+    ];
+}
+
 /// As in JSON.
 impl fmt::Display for FailureCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,6 +1,7 @@
 //! Garbage collection of an agent's memory: its model analyses the entries, then they are trimmed.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::domain::agent::Agent;
 use crate::domain::agent::params::Params;
@@ -169,8 +170,12 @@ async fn request_with_retries(
                 reported_usage = Some(usage);
             }
         };
+        let start = Instant::now();
         let result = provider.complete(request, &mut on_delta).await;
         drop(permit);
+        let category = result.as_ref().err().map(|error| error.category.as_str());
+        let metrics = &engine.metrics;
+        metrics.provider_responded(&provider.name, start.elapsed(), category);
         let tokens = match &result {
             Ok(reply) => reply.usage,
             Err(_) => reported_usage,

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use crate::domain::run::{HARD_MAX_DEPTH, Status};
+use crate::domain::failure::FailureCode;
+use crate::domain::run::{HARD_MAX_DEPTH, Outcome, Status};
 use crate::domain::usage::{Cost, TokenUsage};
-use crate::instruments::{Counter, Family, Histogram};
+use crate::instruments::{Counter, Family, Histogram, OTHER_LABEL};
 use crate::telemetry::log_queue;
 use crate::telemetry::prometheus::{FixedPoint, TextEncoder};
 
@@ -19,6 +20,8 @@ const MAX_AGENTS: usize = 5_000;
 const MAX_MODELS: usize = 500;
 /// Providers with series of their own: the configuration names them.
 const MAX_PROVIDERS: usize = 500;
+/// Agents, models and tools with durations of their own: each has as many series as there are buckets.
+const MAX_DURATIONS: usize = 100;
 
 /// Upper bounds for the durations of models and tools, in seconds.
 const WORK_BUCKETS: &[f64] = &[
@@ -33,6 +36,16 @@ const CANCEL_BUCKETS: &[f64] = &[
 /// The terminal states, in the order of their counters.
 const TERMINAL_STATUSES: [Status; 3] = [Status::Completed, Status::Failed, Status::Cancelled];
 
+/// The categories of errors of providers, in the order of their counters.
+const ERROR_CATEGORIES: [&str; 6] = [
+    "auth",
+    "bad_request",
+    "rate_limit",
+    "overloaded",
+    "server",
+    "timeout",
+];
+
 /// The outcomes of an attempt to deliver to a webhook, in the order of their counters.
 const DELIVERY_OUTCOMES: [&str; 3] = ["delivered", "retried", "failed"];
 
@@ -40,18 +53,22 @@ const DELIVERY_OUTCOMES: [&str; 3] = ["delivered", "retried", "failed"];
 pub struct Metrics {
     /// By agent, in the order of [`TERMINAL_STATUSES`].
     finished_runs: Family<[Counter; TERMINAL_STATUSES.len()]>,
+    /// By agent, in the order of [`FailureCode::ALL`].
+    failed_runs: Family<[Counter; FailureCode::ALL.len()]>,
     /// By depth, from 1.
     child_runs: [Counter; HARD_MAX_DEPTH as usize],
     queue_wait: Histogram,
-    run_duration: Histogram,
-    turn_duration: Histogram,
-    tool_duration: Histogram,
+    /// By agent.
+    run_duration: Family<Histogram>,
+    /// By model.
+    turn_duration: Family<Histogram>,
+    /// By tool.
+    tool_duration: Family<Histogram>,
     cancel_duration: Histogram,
     tokens: Family<TokenCounters>,
     /// In picodollars.
     cost: Family<Counter>,
     retries: Family<Counter>,
-    /// For the operator's overview only: `/metrics` has turns and retries.
     provider_requests: Family<RequestCounters>,
     sse_clients: AtomicU64,
     /// In the order of [`DELIVERY_OUTCOMES`].
@@ -61,7 +78,8 @@ pub struct Metrics {
 #[derive(Debug, Default)]
 struct RequestCounters {
     completed: Counter,
-    failed: Counter,
+    /// In the order of [`ERROR_CATEGORIES`].
+    errors: [Counter; ERROR_CATEGORIES.len()],
     /// Of completed requests, in microseconds.
     duration: Counter,
 }
@@ -103,11 +121,12 @@ impl Default for Metrics {
     fn default() -> Self {
         Self {
             finished_runs: Family::new(MAX_AGENTS),
+            failed_runs: Family::new(MAX_AGENTS),
             child_runs: Default::default(),
             queue_wait: Histogram::new(WORK_BUCKETS),
-            run_duration: Histogram::new(WORK_BUCKETS),
-            turn_duration: Histogram::new(WORK_BUCKETS),
-            tool_duration: Histogram::new(WORK_BUCKETS),
+            run_duration: durations(),
+            turn_duration: durations(),
+            tool_duration: durations(),
             cancel_duration: Histogram::new(CANCEL_BUCKETS),
             tokens: Family::new(MAX_MODELS),
             cost: Family::new(MAX_MODELS),
@@ -126,13 +145,21 @@ impl Metrics {
     }
 
     /// A run's end was recorded. `duration` is `None` if it was never started, or ended with its process.
-    pub fn run_finished(&self, agent: &str, status: Status, duration: Option<Duration>) {
+    pub fn run_finished(&self, agent: &str, outcome: &Outcome, duration: Option<Duration>) {
+        let status = outcome.status();
         if let Some(index) = TERMINAL_STATUSES.iter().position(|end| *end == status) {
             self.finished_runs
                 .with(agent, |counters| counters[index].increment());
         }
+        if let Outcome::Failed { failure, .. } = outcome {
+            self.failed_runs.with(agent, |counters| {
+                let of_codes = FailureCode::ALL.iter().zip(counters);
+                let of_code = of_codes.filter(|(code, _)| **code == failure.code);
+                of_code.for_each(|(_, counter)| counter.increment());
+            });
+        }
         if let Some(duration) = duration {
-            self.run_duration.observe(duration);
+            self.run_duration.with(agent, |it| it.observe(duration));
         }
     }
 
@@ -143,13 +170,15 @@ impl Metrics {
         }
     }
 
-    /// A turn had a reply after this time, retries included.
-    pub fn turn_completed(&self, duration: Duration) {
-        self.turn_duration.observe(duration);
+    /// A turn had a reply of this model (`provider/model` as requested) after this time, retries included.
+    pub fn turn_completed(&self, model: &str, duration: Duration) {
+        self.turn_duration.with(model, |it| it.observe(duration));
     }
 
-    pub fn tool_call_completed(&self, duration: Duration) {
-        self.tool_duration.observe(duration);
+    /// `tool` is `None` if the model has made its name up.
+    pub fn tool_call_completed(&self, tool: Option<&str>, duration: Duration) {
+        let tool = tool.unwrap_or(OTHER_LABEL);
+        self.tool_duration.with(tool, |it| it.observe(duration));
     }
 
     /// Adds the usage of a reply. `model` is `provider/model` as requested.
@@ -171,11 +200,13 @@ impl Metrics {
         self.retries.with(provider, Counter::increment);
     }
 
-    /// A request to a provider had a reply or failed. Batches are not counted.
-    pub fn provider_responded(&self, provider: &str, duration: Duration, is_reply: bool) {
+    /// A request to a provider had a reply, or failed with an error of this category. Batches are not counted.
+    pub fn provider_responded(&self, provider: &str, duration: Duration, error: Option<&str>) {
         self.provider_requests.with(provider, |counters| {
-            if !is_reply {
-                return counters.failed.increment();
+            if let Some(category) = error {
+                let known = ERROR_CATEGORIES.iter().zip(&counters.errors);
+                let of_category = known.filter(|(known, _)| **known == category);
+                return of_category.for_each(|(_, counter)| counter.increment());
             }
             counters.completed.increment();
             let microseconds = u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
@@ -189,7 +220,7 @@ impl Metrics {
             let mean = counters.duration.get().checked_div(completed);
             ProviderRequests {
                 completed,
-                failed: counters.failed.get(),
+                failed: counters.failed(),
                 mean_duration: mean.map(Duration::from_micros),
             }
         });
@@ -220,7 +251,7 @@ impl Metrics {
         self.render_runs(&mut encoder, gauges);
         self.render_durations(&mut encoder);
         self.render_models(&mut encoder);
-        self.render_retries_and_children(&mut encoder);
+        self.render_providers_and_children(&mut encoder);
         self.render_clients_and_deliveries(&mut encoder);
         encoder.counter(
             "axed_store_commits_total",
@@ -243,6 +274,19 @@ impl Metrics {
                 samples.family(&self.finished_runs, |samples, agent, counts| {
                     for (status, count) in TERMINAL_STATUSES.iter().zip(counts) {
                         let labels = [("agent", agent), ("status", status.as_str())];
+                        samples.sample(&labels, count.get());
+                    }
+                });
+            },
+        );
+        encoder.counters(
+            "axed_runs_failed_total",
+            "Runs that have failed, roots and children, by agent and error code.",
+            |samples| {
+                samples.family(&self.failed_runs, |samples, agent, counts| {
+                    let codes = FailureCode::ALL.iter().zip(counts);
+                    for (code, count) in codes.filter(|(_, count)| count.get() > 0) {
+                        let labels = [("agent", agent), ("code", &code.to_string())];
                         samples.sample(&labels, count.get());
                     }
                 });
@@ -276,19 +320,22 @@ impl Metrics {
             "How long root runs waited from their acceptance to their start.",
             &self.queue_wait,
         );
-        encoder.histogram(
+        encoder.histograms(
             "axed_run_duration_seconds",
-            "How long runs took from their start to their end.",
+            "How long runs took from their start to their end, by agent.",
+            "agent",
             &self.run_duration,
         );
-        encoder.histogram(
+        encoder.histograms(
             "axed_turn_duration_seconds",
-            "How long turns took to bring a reply, retries included.",
+            "How long turns took to bring a reply, retries included, by model.",
+            "model",
             &self.turn_duration,
         );
-        encoder.histogram(
+        encoder.histograms(
             "axed_tool_duration_seconds",
-            "How long tool calls took, delegations included.",
+            "How long tool calls took, delegations included, by tool.",
+            "tool",
             &self.tool_duration,
         );
     }
@@ -322,7 +369,28 @@ impl Metrics {
         );
     }
 
-    fn render_retries_and_children(&self, encoder: &mut TextEncoder) {
+    fn render_providers_and_children(&self, encoder: &mut TextEncoder) {
+        encoder.counters(
+            "axed_provider_requests_total",
+            "Requests to providers that had a reply or failed, by provider.",
+            |samples| {
+                samples.family(&self.provider_requests, |samples, provider, counters| {
+                    samples.sample(&[("provider", provider)], counters.total());
+                });
+            },
+        );
+        encoder.counters(
+            "axed_provider_errors_total",
+            "Requests to providers that failed, retried or not, by provider and category of the error.",
+            |samples| {
+                samples.family(&self.provider_requests, |samples, provider, counters| {
+                    for (category, count) in ERROR_CATEGORIES.iter().zip(&counters.errors) {
+                        let labels = [("provider", provider), ("category", *category)];
+                        samples.sample(&labels, count.get());
+                    }
+                });
+            },
+        );
         encoder.counters(
             "axed_retries_total",
             "Requests that failed and were to be sent to the same model again, by provider.",
@@ -364,6 +432,20 @@ impl Metrics {
             },
         );
     }
+}
+
+impl RequestCounters {
+    fn failed(&self) -> u64 {
+        self.errors.iter().map(Counter::get).sum()
+    }
+
+    fn total(&self) -> u64 {
+        self.completed.get() + self.failed()
+    }
+}
+
+fn durations() -> Family<Histogram> {
+    Family::of(MAX_DURATIONS, || Histogram::new(WORK_BUCKETS))
 }
 
 #[derive(Debug)]

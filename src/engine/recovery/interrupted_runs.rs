@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::domain::failure::Failure;
-use crate::domain::run::{Run, RunId, Status, now};
+use crate::domain::run::{Outcome, Run, RunId, Status, now};
 use crate::domain::webhook::Webhook;
 use crate::engine::context::Engine;
 use crate::engine::record::run_record::log_end;
@@ -89,9 +89,11 @@ async fn fail(
         }
         Err(error) => return Err(error),
     }
-    engine
-        .metrics
-        .run_finished(&run.agent, Status::Failed, None);
+    let outcome = Outcome::Failed {
+        failure: failure.clone(),
+        partial: None,
+    };
+    engine.metrics.run_finished(&run.agent, &outcome, None);
     tracing::warn!(
         run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,
         "{} was {} and nothing can resume it; it fails as {}: {}", run.id, run.status.as_str(), failure.code, failure.message

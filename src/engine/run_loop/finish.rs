@@ -97,7 +97,7 @@ pub async fn commit_end(
         .started_at
         .map(|_| record.duration_ms(finished.finished_at));
     let duration = milliseconds.map(Duration::from_millis);
-    metrics.run_finished(&record.agent, finished.outcome.status(), duration);
+    metrics.run_finished(&record.agent, &finished.outcome, duration);
     if let Some(requested_at) = cancel_requested_at {
         metrics.cancel_completed(requested_at.elapsed());
     }

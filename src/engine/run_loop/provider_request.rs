@@ -442,12 +442,20 @@ async fn complete_now(
         on_delta(delta);
     };
     let reply = provider.complete(request, &mut on_delta);
-    let result = limits::within_deadline(&context.run, reply).await?;
+    let result = limits::within_deadline(&context.run, reply).await;
+    let metrics = &context.engine.metrics;
+    let error = match &result {
+        Ok(reply) => reply.as_ref().err().map(|error| error.category),
+        Err(TurnError::DeadlineExceeded) => Some(ErrorCategory::Timeout),
+        // A cancelled request has neither a reply nor an error.
+        Err(_) => return result?.map_err(TurnError::Provider),
+    };
+    let error = error.map(ErrorCategory::as_str);
+    metrics.provider_responded(&provider.name, start.elapsed(), error);
+    let result = result?;
     if let (Some(lead), true) = (lead, result.is_ok()) {
         lead.reply_began();
     }
-    let metrics = &context.engine.metrics;
-    metrics.provider_responded(&provider.name, start.elapsed(), result.is_ok());
     let redactor = &context.engine.settings.requests.redactor;
     result.map_err(|error| TurnError::Provider(error.redact_matches(redactor)))
 }

@@ -434,7 +434,9 @@ async fn execute_call(
         None => run_tool(batch, call, effect, execution.rejection).await,
     };
     let duration = start_time.elapsed();
-    batch.context.engine.metrics.tool_call_completed(duration);
+    let known = effect.map(|_| call.name.as_str());
+    let metrics = &batch.context.engine.metrics;
+    metrics.tool_call_completed(known, duration);
     let must_stash =
         matches!(outcome, ToolOutcome::Finished(_)) && effect == Some(Effect::Mutating);
     let mut result = outcome.into_result(call);

@@ -83,7 +83,8 @@ pub async fn request(
             }
             result => {
                 if result.is_ok() {
-                    context.engine.metrics.turn_completed(started_at.elapsed());
+                    let metrics = &context.engine.metrics;
+                    metrics.turn_completed(&model.to_string(), started_at.elapsed());
                     if last_error.is_some() || last_refusal.is_some() {
                         warn_of_fallback(context, turn_request.turn, model, own_failure);
                     }
@@ -94,7 +95,9 @@ pub async fn request(
     }
     // A refusal says more than the error of a model after it.
     if let Some(refused) = last_refusal {
-        context.engine.metrics.turn_completed(started_at.elapsed());
+        let model = refused.requested_model.to_string();
+        let metrics = &context.engine.metrics;
+        metrics.turn_completed(&model, started_at.elapsed());
         return Ok(refused);
     }
     // Unreachable without an error: every agent has at least one model.
