@@ -12,6 +12,7 @@ pub mod conversation;
 pub mod delete_at_end;
 pub mod dry_run;
 pub mod fork;
+pub mod gauges;
 pub mod history;
 pub mod memories;
 pub mod memory_gc;

@@ -60,11 +60,12 @@ use crate::engine::state::tree::Tree;
 use crate::engine::state::tree_trace::TreeTrace;
 use crate::engine::state::watched_runs::WatchedRuns;
 use crate::fair::admission::AdmissionQueue;
+use crate::instruments::{CallCounters, Family};
 use crate::store::cluster::TreeOwner;
 use crate::store::leadership::Leadership;
 use crate::store::run_store::RunStore;
 use crate::store::{QueueEntry, StoreError};
-use crate::telemetry::metrics::{GaugeSnapshot, Metrics};
+use crate::telemetry::metrics::Metrics;
 
 /// Cheap to clone.
 #[derive(Clone)]
@@ -546,6 +547,11 @@ impl Runner {
         &self.engine.leadership
     }
 
+    /// Calls of tools by MCP server.
+    pub fn mcp_calls(&self) -> &Family<CallCounters> {
+        self.engine.mcp.calls()
+    }
+
     pub fn catalog(&self) -> &Arc<Catalog> {
         &self.engine.catalog
     }
@@ -586,19 +592,6 @@ impl Runner {
 
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.engine.metrics
-    }
-
-    pub fn gauges(&self) -> GaugeSnapshot {
-        let queued = self.queue_load().1 + self.engine.cluster_permits.waiting_count();
-        GaugeSnapshot {
-            queued_bytes: self.engine.queued_bytes.used(),
-            body_bytes: 0,
-            // The active runs include those that are queued and those that are idle.
-            running: (self.engine.active_runs.count())
-                .saturating_sub(queued + self.engine.active_runs.idle_count()),
-            queued,
-            commits: self.store().commits().count(),
-        }
     }
 
     pub fn drain(&self) {

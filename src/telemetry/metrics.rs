@@ -3,15 +3,19 @@
 //! Each daemon has its own. An update costs an atomic addition or two, and with a label a look-up under a read lock. A run's
 //! id is never a label. Agents and models are, so the number of their values is bounded.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use jiff::Timestamp;
+
 use crate::domain::failure::FailureCode;
-use crate::domain::run::{HARD_MAX_DEPTH, Outcome, Status};
+use crate::domain::run::{HARD_MAX_DEPTH, Outcome, Status, now};
 use crate::domain::usage::{Cost, TokenUsage};
-use crate::instruments::{Counter, Family, Histogram, OTHER_LABEL};
+use crate::instruments::{CallCounters, Counter, Family, Histogram, OTHER_LABEL};
 use crate::telemetry::log_queue;
+use crate::telemetry::process::ProcessStats;
 use crate::telemetry::prometheus::{FixedPoint, TextEncoder};
 
 /// Agents with series of their own: the catalog names them, but its files change.
@@ -102,19 +106,79 @@ struct TokenCounters {
     reasoning: Counter,
 }
 
-/// Numbers that other modules know, at the time of rendering.
+/// Things that wait for somebody.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Waiting {
+    pub count: usize,
+    /// Since when the first of them waits.
+    pub oldest: Option<Timestamp>,
+}
+
+impl Waiting {
+    /// Things that wait since these times.
+    pub fn since(times: impl Iterator<Item = Timestamp>) -> Self {
+        times.fold(Self::default(), |waiting, at| Self {
+            count: waiting.count + 1,
+            oldest: Some(waiting.oldest.map_or(at, |oldest| oldest.min(at))),
+        })
+    }
+
+    /// The age of the oldest in milliseconds; 0 without any.
+    fn age(self) -> u64 {
+        let age = self.oldest.map(|at| now().duration_since(at).as_millis());
+        age.and_then(|age| u64::try_from(age).ok()).unwrap_or(0)
+    }
+}
+
+/// A configured budget over time, in its current period.
+#[derive(Clone, Debug)]
+pub struct BudgetGauge {
+    pub name: String,
+    pub amounts: BudgetAmounts,
+}
+
 #[derive(Clone, Copy, Debug)]
+pub enum BudgetAmounts {
+    Usd { used: Cost, limit: Cost },
+    Tokens { used: u64, limit: u64 },
+}
+
+/// Numbers that other modules know, at the time of rendering.
+#[derive(Clone, Debug, Default)]
 pub struct GaugeSnapshot {
     /// Active runs, roots and children.
     pub running: usize,
     /// Root runs that wait for a permit.
     pub queued: usize,
+    /// Root runs that are suspended with their trees.
+    pub suspended: usize,
     /// Bytes that queued and waiting runs keep in memory.
     pub queued_bytes: usize,
     /// Bytes of request bodies that are being read.
     pub body_bytes: usize,
-    /// Transactions that the store has committed.
-    pub commits: u64,
+    /// Tool calls that wait for approval.
+    pub approvals: Waiting,
+    /// Runs that wait for the results of their clients' tools.
+    pub inputs: Waiting,
+    /// Writes that wait for a transaction of the store.
+    pub queued_writes: usize,
+    pub budgets: Vec<BudgetGauge>,
+    /// Whether each MCP server that was needed so far could be connected to, by name.
+    pub mcp_servers: BTreeMap<String, bool>,
+}
+
+/// The rest of what is rendered: what lies beside the metrics, and what is read for a scrape.
+pub struct ScrapedState<'a> {
+    pub gauges: GaugeSnapshot,
+    pub is_ready: bool,
+    pub is_store_writable: bool,
+    /// Webhook deliveries that are due now or later, at the node that sends them.
+    pub pending_deliveries: u64,
+    /// The store's transactions.
+    pub commits: &'a Histogram,
+    /// Calls of tools by MCP server.
+    pub mcp_calls: &'a Family<CallCounters>,
+    pub process: ProcessStats,
 }
 
 impl Default for Metrics {
@@ -246,23 +310,19 @@ impl Metrics {
     }
 
     /// Renders all metrics in Prometheus' text format.
-    pub fn render(&self, gauges: &GaugeSnapshot) -> String {
+    pub fn render(&self, state: &ScrapedState<'_>) -> String {
         let mut encoder = TextEncoder::default();
-        self.render_runs(&mut encoder, gauges);
+        self.render_runs(&mut encoder, &state.gauges);
         self.render_durations(&mut encoder);
         self.render_models(&mut encoder);
         self.render_providers_and_children(&mut encoder);
-        self.render_clients_and_deliveries(&mut encoder);
-        encoder.counter(
-            "axed_store_commits_total",
-            "Transactions that the store has committed.",
-            gauges.commits,
-        );
-        encoder.counter(
-            "axed_log_lines_dropped_total",
-            "Log lines that were dropped because nobody read them in time.",
-            log_queue::dropped_lines(),
-        );
+        self.render_clients_and_deliveries(&mut encoder, state.pending_deliveries);
+        render_waits(&mut encoder, &state.gauges);
+        render_budgets(&mut encoder, &state.gauges.budgets);
+        render_mcp(&mut encoder, &state.gauges.mcp_servers, state.mcp_calls);
+        render_store(&mut encoder, state);
+        render_daemon(&mut encoder, state);
+        state.process.render(&mut encoder);
         encoder.finish()
     }
 
@@ -295,22 +355,27 @@ impl Metrics {
         encoder.gauge(
             "axed_runs_running",
             "Runs at work, roots and children.",
-            gauges.running as u64,
+            gauges.running,
         );
         encoder.gauge(
             "axed_runs_queued",
             "Root runs waiting for a slot.",
-            gauges.queued as u64,
+            gauges.queued,
+        );
+        encoder.gauge(
+            "axed_runs_suspended",
+            "Root runs that are suspended with their trees, because their record could not be written or read.",
+            gauges.suspended,
         );
         encoder.gauge(
             "axed_runs_queued_bytes",
             "Bytes that queued and waiting runs keep in memory.",
-            gauges.queued_bytes as u64,
+            gauges.queued_bytes,
         );
         encoder.gauge(
             "axed_request_body_bytes",
             "Bytes of request bodies that are being read.",
-            gauges.body_bytes as u64,
+            gauges.body_bytes,
         );
     }
 
@@ -411,7 +476,7 @@ impl Metrics {
         );
     }
 
-    fn render_clients_and_deliveries(&self, encoder: &mut TextEncoder) {
+    fn render_clients_and_deliveries(&self, encoder: &mut TextEncoder, pending: u64) {
         encoder.histogram(
             "axed_cancel_seconds",
             "How long cancels took from the request to the run's recorded end.",
@@ -431,6 +496,11 @@ impl Metrics {
                 }
             },
         );
+        encoder.gauge(
+            "axed_webhook_deliveries_pending",
+            "Webhook deliveries that are due now or later, at the node that sends them.",
+            pending,
+        );
     }
 }
 
@@ -448,6 +518,130 @@ fn durations() -> Family<Histogram> {
     Family::of(MAX_DURATIONS, || Histogram::new(WORK_BUCKETS))
 }
 
+fn render_waits(encoder: &mut TextEncoder, gauges: &GaugeSnapshot) {
+    encoder.gauge(
+        "axed_approvals_pending",
+        "Tool calls that wait for approval.",
+        gauges.approvals.count,
+    );
+    encoder.gauge(
+        "axed_approvals_oldest_age_seconds",
+        "How long the oldest of the calls has waited for approval; 0 without any.",
+        FixedPoint::thousandths(gauges.approvals.age()),
+    );
+    encoder.gauge(
+        "axed_inputs_pending",
+        "Runs that wait for the results of tools that their clients execute.",
+        gauges.inputs.count,
+    );
+    encoder.gauge(
+        "axed_inputs_oldest_age_seconds",
+        "How long the oldest of these runs has waited for its client; 0 without any.",
+        FixedPoint::thousandths(gauges.inputs.age()),
+    );
+}
+
+fn render_budgets(encoder: &mut TextEncoder, budgets: &[BudgetGauge]) {
+    let mut render =
+        |name: &str, help: &str, amount: fn(BudgetAmounts) -> (&'static str, FixedPoint)| {
+            encoder.gauges(name, help, |samples| {
+                for budget in budgets {
+                    let (unit, amount) = amount(budget.amounts);
+                    samples.sample(&[("budget", &budget.name), ("unit", unit)], amount);
+                }
+            });
+        };
+    render(
+        "axed_budget_used",
+        "How much of a budget is used in its current period, in US dollars or tokens.",
+        |amounts| match amounts {
+            BudgetAmounts::Usd { used, .. } => ("usd", FixedPoint::trillionths(used.0)),
+            BudgetAmounts::Tokens { used, .. } => ("tokens", FixedPoint::whole(used)),
+        },
+    );
+    render(
+        "axed_budget_limit",
+        "The limit of a budget, in US dollars or tokens.",
+        |amounts| match amounts {
+            BudgetAmounts::Usd { limit, .. } => ("usd", FixedPoint::trillionths(limit.0)),
+            BudgetAmounts::Tokens { limit, .. } => ("tokens", FixedPoint::whole(limit)),
+        },
+    );
+}
+
+fn render_mcp(
+    encoder: &mut TextEncoder,
+    servers: &BTreeMap<String, bool>,
+    calls: &Family<CallCounters>,
+) {
+    encoder.gauges(
+        "axed_mcp_server_up",
+        "Whether an MCP server could be connected to when that was last tried.",
+        |samples| {
+            for (server, is_up) in servers {
+                samples.sample(&[("server", server)], u8::from(*is_up));
+            }
+        },
+    );
+    encoder.counters(
+        "axed_mcp_calls_total",
+        "Calls of tools of MCP servers, by server.",
+        |samples| {
+            samples.family(calls, |samples, server, counters| {
+                samples.sample(&[("server", server)], counters.calls.get());
+            });
+        },
+    );
+    encoder.counters(
+        "axed_mcp_call_errors_total",
+        "Calls of tools of MCP servers whose result was an error, or that had none, by server.",
+        |samples| {
+            samples.family(calls, |samples, server, counters| {
+                samples.sample(&[("server", server)], counters.errors.get());
+            });
+        },
+    );
+}
+
+fn render_store(encoder: &mut TextEncoder, state: &ScrapedState<'_>) {
+    encoder.gauge(
+        "axed_store_writable",
+        "Whether the store could be written and read a few seconds ago.",
+        u8::from(state.is_store_writable),
+    );
+    encoder.counter(
+        "axed_store_commits_total",
+        "Transactions that the store has committed.",
+        state.commits.count(),
+    );
+    encoder.histogram(
+        "axed_store_commit_seconds",
+        "How long transactions of the store took, from their beginning to their commit.",
+        state.commits,
+    );
+    encoder.gauge(
+        "axed_store_queue",
+        "Writes that wait for a transaction of the store.",
+        state.gauges.queued_writes,
+    );
+}
+
+fn render_daemon(encoder: &mut TextEncoder, state: &ScrapedState<'_>) {
+    encoder.gauge(
+        "axed_ready",
+        "Whether the daemon accepts new runs, as in /readyz.",
+        u8::from(state.is_ready),
+    );
+    encoder.counter(
+        "axed_log_lines_dropped_total",
+        "Log lines that were dropped because nobody read them in time.",
+        log_queue::dropped_lines(),
+    );
+    encoder.gauges("axed_build_info", "The version of the daemon.", |samples| {
+        samples.sample(&[("version", env!("CARGO_PKG_VERSION"))], 1);
+    });
+}
+
 #[derive(Debug)]
 pub struct SseClientGuard(Arc<Metrics>);
 
@@ -461,21 +655,23 @@ impl Drop for SseClientGuard {
 mod tests {
     use std::sync::Arc;
 
-    use super::{GaugeSnapshot, Metrics};
-
-    const GAUGES: GaugeSnapshot = GaugeSnapshot {
-        running: 0,
-        queued: 0,
-        queued_bytes: 0,
-        body_bytes: 0,
-        commits: 0,
-    };
+    use super::{Metrics, ScrapedState};
+    use crate::instruments::{Family, Histogram};
 
     #[test]
     fn sse_clients_are_counted_until_dropped() {
         let metrics = Arc::new(Metrics::default());
+        let (commits, mcp_calls) = (Histogram::new(&[]), Family::new(1));
         let clients = || {
-            let text = metrics.render(&GAUGES);
+            let text = metrics.render(&ScrapedState {
+                gauges: Default::default(),
+                is_ready: true,
+                is_store_writable: true,
+                pending_deliveries: 0,
+                commits: &commits,
+                mcp_calls: &mcp_calls,
+                process: Default::default(),
+            });
             let line = text
                 .lines()
                 .find(|line| line.starts_with("axed_sse_clients "));

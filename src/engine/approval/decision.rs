@@ -185,7 +185,10 @@ async fn look_up<'a>(
         call: call.clone(),
         owner: context.run.tree.owner.as_deref().map(str::to_owned),
     };
-    let pending = PendingApproval::register(approvals, context.run.scope.run, tool);
+    let requested = recorded_calls.approvals_requested.get(&call.id);
+    let requested_at = requested.map_or_else(now, |requested| requested.time);
+    let id = context.run.scope.run;
+    let pending = PendingApproval::register(approvals, id, tool, requested_at);
     Ok(DecisionLookup::Pending(pending))
 }
 

@@ -55,8 +55,14 @@ async fn wait(
     let waiting = (0..).zip(&*results).filter(|(_, result)| result.is_none());
     let positions: Vec<u32> = waiting.map(|(position, _)| position).collect();
     let id = run.scope.run;
-    let mut registration =
-        WaitingCalls::register(&engine.client_calls, id, batch.turn, positions.clone());
+    let waiting = positions.iter().filter_map(|it| calls.get(*it as usize));
+    let since = waiting.map(|call| started_at(batch, call)).min();
+    let mut registration = WaitingCalls::register(
+        &engine.client_calls,
+        id,
+        (batch.turn, positions.clone()),
+        since.unwrap_or_else(now),
+    );
     Box::pin(pause::pause(&batch.context, PauseReason::ClientTools, None)).await?;
     loop {
         let (received, claim, ack) = match receive(batch, calls, &mut registration).await {

@@ -36,6 +36,13 @@ impl ActiveRuns {
         self.lock().values().filter(is_idle).count()
     }
 
+    /// The number of root runs that are suspended.
+    pub fn suspended_count(&self) -> usize {
+        let runs = self.lock();
+        let roots = runs.values().filter(|run| run.parent.is_none());
+        roots.filter(|root| root.is_suspended()).count()
+    }
+
     /// The number of runs, including queued ones.
     pub fn count(&self) -> usize {
         self.lock().len()

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::CancellationToken;
@@ -10,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::domain::attachment::Attachment;
 use crate::domain::run::RunId;
 use crate::store::{IdempotencyClaim, StoreError};
+use crate::telemetry::metrics::Waiting;
 
 #[derive(Default)]
 pub struct ClientCalls {
@@ -25,6 +27,8 @@ struct Waiter {
     /// `None` if results are on their way.
     sender: Option<oneshot::Sender<ResultsMessage>>,
     settled: CancellationToken,
+    /// When the client was given the first of the calls.
+    since: Timestamp,
 }
 
 /// The result of a call, as its client sends it.
@@ -98,6 +102,13 @@ impl ClientCalls {
         ResultsDelivery::Delivered(committed)
     }
 
+    /// The runs without results.
+    pub fn waiting(&self) -> Waiting {
+        let waiters = self.lock();
+        let open = waiters.values().filter(|it| it.sender.is_some());
+        Waiting::since(open.map(|waiter| waiter.since))
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<RunId, Waiter>> {
         self.waiters.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -112,7 +123,12 @@ pub struct WaitingCalls<'c> {
 }
 
 impl<'c> WaitingCalls<'c> {
-    pub fn register(calls: &'c ClientCalls, run: RunId, turn: u32, positions: Vec<u32>) -> Self {
+    pub fn register(
+        calls: &'c ClientCalls,
+        run: RunId,
+        (turn, positions): (u32, Vec<u32>),
+        since: Timestamp,
+    ) -> Self {
         let (sender, receiver) = oneshot::channel();
         let settled = CancellationToken::new();
         let waiter = Waiter {
@@ -120,6 +136,7 @@ impl<'c> WaitingCalls<'c> {
             positions,
             sender: Some(sender),
             settled: settled.clone(),
+            since,
         };
         calls.lock().insert(run, waiter);
         calls.registered.notify_waiters();

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use jiff::Timestamp;
 use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::CancellationToken;
 
@@ -10,6 +11,7 @@ use crate::domain::message::ToolCall;
 use crate::domain::run::RunId;
 use crate::engine::state::approval_decision::ApprovalDecision;
 use crate::store::StoreError;
+use crate::telemetry::metrics::Waiting;
 use crate::tools::toolbox::Toolbox;
 
 #[derive(Default)]
@@ -30,6 +32,7 @@ struct Waiter {
     sender: Option<oneshot::Sender<DecisionMessage>>,
     settled: CancellationToken,
     tool: WaitingTool,
+    requested_at: Timestamp,
 }
 
 /// The tool of a waiting call, which checks other arguments for it.
@@ -83,6 +86,13 @@ impl PendingApprovals {
         Some(waiter.tool.clone())
     }
 
+    /// The calls without a decision.
+    pub fn waiting(&self) -> Waiting {
+        let waiters = self.lock();
+        let undecided = waiters.values().filter(|it| it.sender.is_some());
+        Waiting::since(undecided.map(|waiter| waiter.requested_at))
+    }
+
     fn lock(&self) -> MutexGuard<'_, Waiters> {
         self.waiters.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -97,7 +107,12 @@ pub struct PendingApproval<'d> {
 }
 
 impl<'d> PendingApproval<'d> {
-    pub fn register(approvals: &'d PendingApprovals, run: RunId, tool: WaitingTool) -> Self {
+    pub fn register(
+        approvals: &'d PendingApprovals,
+        run: RunId,
+        tool: WaitingTool,
+        requested_at: Timestamp,
+    ) -> Self {
         let (sender, receiver) = oneshot::channel();
         let key = (run, tool.call.id.clone());
         let settled = CancellationToken::new();
@@ -105,6 +120,7 @@ impl<'d> PendingApproval<'d> {
             sender: Some(sender),
             settled: settled.clone(),
             tool,
+            requested_at,
         };
         approvals.lock().insert(key.clone(), waiter);
         approvals.registered.notify_waiters();

@@ -153,10 +153,9 @@ pub async fn readyz(State(state): State<AppState>) -> Response {
             .count(),
         differing_nodes: state.runner.differing_nodes().map(|nodes| nodes.len()),
     };
-    let accepting = if state.runner.is_draining() || state.closing.is_cancelled() {
-        Check::failed("the daemon is stopping")
-    } else {
-        Check::passed()
+    let accepting = match state.is_accepting() {
+        true => Check::passed(),
+        false => Check::failed("the daemon is stopping"),
     };
     let (code, status) = if store.ok && accepting.ok {
         (StatusCode::OK, "ready")

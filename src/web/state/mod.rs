@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::clients::Clients;
 use crate::config::{AttachmentLimits, ClientKey, Cors, Retention};
 use crate::domain::redaction::Redactor;
+use crate::engine::gauges::StoreGaugeCache;
 use crate::engine::run_owners::RunOwners;
 use crate::engine::runner::Runner;
 use crate::engine::schedules::scheduler::Scheduler;
@@ -45,6 +46,7 @@ pub struct AppState {
     pub ticket_signer: Arc<TicketSigner>,
     /// Whether the last check of the store has failed, so that the log says it once.
     pub store_failed: Arc<AtomicBool>,
+    pub store_gauges: Arc<StoreGaugeCache>,
 }
 
 impl AppState {
@@ -59,7 +61,13 @@ impl AppState {
             feeder: Arc::default(),
             ticket_signer: Arc::default(),
             store_failed: Arc::default(),
+            store_gauges: Arc::default(),
         }
+    }
+
+    /// Whether the daemon is not shutting down.
+    pub fn is_accepting(&self) -> bool {
+        !self.runner.is_draining() && !self.closing.is_cancelled()
     }
 }
 

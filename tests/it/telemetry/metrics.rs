@@ -15,10 +15,12 @@ use crate::support::within_timeout;
 const QUICK: &str = "[retry]\ninitial_delay_ms = 1\nmax_delay_ms = 2";
 
 /// What the contract names, and of what type each is.
-const NAMES: [(&str, &str); 18] = [
+const NAMES: [(&str, &str); 37] = [
     ("axed_runs_total", "counter"),
+    ("axed_runs_failed_total", "counter"),
     ("axed_runs_running", "gauge"),
     ("axed_runs_queued", "gauge"),
+    ("axed_runs_suspended", "gauge"),
     ("axed_runs_queued_bytes", "gauge"),
     ("axed_request_body_bytes", "gauge"),
     ("axed_queue_wait_seconds", "histogram"),
@@ -27,20 +29,37 @@ const NAMES: [(&str, &str); 18] = [
     ("axed_tool_duration_seconds", "histogram"),
     ("axed_tokens_total", "counter"),
     ("axed_cost_usd_total", "counter"),
+    ("axed_provider_requests_total", "counter"),
+    ("axed_provider_errors_total", "counter"),
     ("axed_retries_total", "counter"),
     ("axed_child_runs_total", "counter"),
     ("axed_cancel_seconds", "histogram"),
     ("axed_sse_clients", "gauge"),
     ("axed_webhook_deliveries_total", "counter"),
+    ("axed_webhook_deliveries_pending", "gauge"),
+    ("axed_approvals_pending", "gauge"),
+    ("axed_approvals_oldest_age_seconds", "gauge"),
+    ("axed_inputs_pending", "gauge"),
+    ("axed_inputs_oldest_age_seconds", "gauge"),
+    ("axed_budget_used", "gauge"),
+    ("axed_budget_limit", "gauge"),
+    ("axed_mcp_server_up", "gauge"),
+    ("axed_mcp_calls_total", "counter"),
+    ("axed_mcp_call_errors_total", "counter"),
+    ("axed_store_writable", "gauge"),
     ("axed_store_commits_total", "counter"),
+    ("axed_store_commit_seconds", "histogram"),
+    ("axed_store_queue", "gauge"),
+    ("axed_ready", "gauge"),
     ("axed_log_lines_dropped_total", "counter"),
+    ("axed_build_info", "gauge"),
 ];
 
 /// A reading of `/metrics`: name with labels, and value.
-struct Page(BTreeMap<String, f64>);
+pub struct Page(BTreeMap<String, f64>);
 
 impl Page {
-    fn read(got: &ApiResponse) -> Self {
+    pub fn read(got: &ApiResponse) -> Self {
         assert_eq!(got.status, 200, "{}", got.text);
         let kind = got.header("content-type");
         assert_eq!(kind, "text/plain; version=0.0.4; charset=utf-8");
@@ -52,13 +71,13 @@ impl Page {
         Self(samples.map(sample).collect())
     }
 
-    fn of(&self, series: &str) -> f64 {
+    pub fn of(&self, series: &str) -> f64 {
         let value = self.0.get(series).copied();
         value.unwrap_or_else(|| panic!("{series} is missing in {:#?}", self.0))
     }
 
     /// All series of one metric.
-    fn all(&self, name: &str) -> BTreeMap<&str, f64> {
+    pub fn all(&self, name: &str) -> BTreeMap<&str, f64> {
         let of = |series: &&String| {
             let rest = series.strip_prefix(name);
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('{'))
@@ -68,14 +87,13 @@ impl Page {
             .collect()
     }
 
-    /// The names of the series.
-    fn names(&self) -> BTreeSet<&str> {
-        let name = |series: &'_ String| series.find('{').unwrap_or(series.len());
-        self.0.keys().map(|key| &key[..name(key)]).collect()
+    /// The sum of all series of one metric.
+    fn sum(&self, name: &str) -> f64 {
+        self.all(name).values().sum()
     }
 }
 
-async fn scrape(app: &TestApp) -> Page {
+pub async fn scrape(app: &TestApp) -> Page {
     Page::read(&app.get("/metrics").await)
 }
 
@@ -145,6 +163,17 @@ const EXPECTED_TOKENS: [(&str, f64); 8] = [
     ),
 ];
 
+const EXPECTED_ERRORS: [(&str, f64); 2] = [
+    (
+        "axed_provider_errors_total{provider=\"anthropic\",category=\"bad_request\"}",
+        1.0,
+    ),
+    (
+        "axed_provider_errors_total{provider=\"anthropic\",category=\"server\"}",
+        1.0,
+    ),
+];
+
 const EXPECTED_HISTOGRAMS: &[(&str, f64)] = &[
     ("axed_queue_wait_seconds", 3.0),
     ("axed_run_duration_seconds", 5.0),
@@ -155,9 +184,10 @@ const EXPECTED_HISTOGRAMS: &[(&str, f64)] = &[
 
 fn have_counts(page: &Page, histograms: &[(&str, f64)]) {
     for (name, count) in histograms {
-        assert_eq!(page.of(&format!("{name}_count")), *count, "{name}");
-        let all = format!("{name}_bucket{{le=\"+Inf\"}}");
-        assert_eq!(page.of(&all), *count, "{name}");
+        assert_eq!(page.sum(&format!("{name}_count")), *count, "{name}");
+        let mut buckets = page.all(&format!("{name}_bucket"));
+        buckets.retain(|series, _| series.contains("le=\"+Inf\""));
+        assert_eq!(buckets.values().sum::<f64>(), *count, "{name}");
     }
 }
 
@@ -217,6 +247,25 @@ async fn a_scrape_has_the_exact_counts() {
     assert_eq!(tokens, BTreeMap::from(EXPECTED_TOKENS));
     let cost = [("axed_cost_usd_total{model=\"anthropic/planner\"}", 0.000_21)];
     assert_eq!(page.all("axed_cost_usd_total"), BTreeMap::from(cost));
+    let failed = "axed_runs_failed_total{agent=\"broken\",code=\"provider_bad_request\"}";
+    assert_eq!(
+        page.all("axed_runs_failed_total"),
+        BTreeMap::from([(failed, 1.0)])
+    );
+    // The request of the cancelled run had no end.
+    let requests = "axed_provider_requests_total{provider=\"anthropic\"}";
+    assert_eq!(page.of(requests), 6.0);
+    let mut errors = page.all("axed_provider_errors_total");
+    errors.retain(|_, count| *count > 0.0);
+    assert_eq!(errors, BTreeMap::from(EXPECTED_ERRORS));
+    for series in [
+        "axed_run_duration_seconds_count{agent=\"reader\"}",
+        "axed_turn_duration_seconds_count{model=\"anthropic/reader\"}",
+    ] {
+        assert_eq!(page.of(series), 1.0, "{series}");
+    }
+    let delegations = "axed_tool_duration_seconds_count{tool=\"call_agent\"}";
+    assert_eq!(page.of(delegations), 2.0);
     let retries = [("axed_retries_total{provider=\"anthropic\"}", 1.0)];
     assert_eq!(page.all("axed_retries_total"), BTreeMap::from(retries));
     assert_eq!(page.of("axed_child_runs_total{depth=\"1\"}"), 2.0);
@@ -230,7 +279,7 @@ async fn a_scrape_has_the_exact_counts() {
         took += run["duration_ms"].as_u64().expect("a duration");
         ids.push(run.id().to_owned());
     }
-    let sum = page.of("axed_run_duration_seconds_sum");
+    let sum = page.sum("axed_run_duration_seconds_sum");
     assert_eq!((sum * 1000.0).round() as u64, took);
     assert!(page.of("axed_store_commits_total") >= 1.0);
     assert!(ids.iter().all(|id| !got.text.contains(id)), "{}", got.text);
@@ -250,10 +299,15 @@ async fn every_metric_is_described_from_the_start() {
         );
         assert!(got.text.contains(&format!("# HELP {name} ")), "{name}");
     }
-    assert_eq!(got.text.matches("# TYPE ").count(), NAMES.len());
+    assert_eq!(got.text.matches("# TYPE axed_").count(), NAMES.len());
+    let is_one = |series: &str| {
+        let names = ["axed_ready", "axed_store_writable", "axed_build_info{"];
+        names.iter().any(|name| series.starts_with(name))
+    };
     for (series, value) in &page.0 {
-        if series != "axed_store_commits_total" {
-            assert_eq!(*value, 0.0, "{series}");
+        let expected = f64::from(u8::from(is_one(series)));
+        if !series.starts_with("axed_store_commit") && !series.starts_with("process_") {
+            assert_eq!(*value, expected, "{series}");
         }
     }
     assert_eq!(page.of("axed_cancel_seconds_count"), 0.0);
@@ -349,19 +403,24 @@ async fn metrics_are_not_served_publicly() {
     );
 }
 
+/// The names of the series that are described, although some have no sample yet.
+fn described(text: &str) -> BTreeSet<String> {
+    let lines = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    let described = lines.filter_map(|line| line.split_once(' '));
+    described
+        .flat_map(|(name, kind)| match kind {
+            "histogram" => ["_bucket", "_sum", "_count"]
+                .map(|suffix| format!("{name}{suffix}"))
+                .to_vec(),
+            _ => vec![name.to_owned()],
+        })
+        .collect()
+}
+
 #[tokio::test]
 async fn the_dashboard_shows_these_metrics_and_no_others() {
-    let app = family()
-        .config("[prices.\"anthropic/planner\"]\ninput = 3.0\noutput = 15.0")
-        .spawn()
-        .await;
-    app.provider
-        .will("planner", [delegates([("reader", "x")]), says("done")]);
-    app.provider
-        .will("reader", [fails(500, "oops"), says("read")]);
-    app.run("planner", "go").await;
-    let page = scrape(&app).await;
-    let known = page.names();
+    let app = TestApp::spawn().await;
+    let known = described(&app.get("/metrics").await.text);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/grafana-dashboard.json");
     let text = std::fs::read_to_string(path).expect("the dashboard");
     let dashboard: Value = serde_json::from_str(&text).expect("JSON");
@@ -383,7 +442,7 @@ async fn the_dashboard_shows_these_metrics_and_no_others() {
         .flat_map(|query| query.split(|c| !is_word(c)));
     let named: BTreeSet<&str> = words.filter(|term| term.starts_with("axed_")).collect();
     for name in &named {
-        assert!(known.contains(name), "{name} is no metric");
+        assert!(known.contains(*name), "{name} is no metric");
     }
     for (name, _) in NAMES {
         let is_shown = named.iter().any(|shown| shown.starts_with(name));

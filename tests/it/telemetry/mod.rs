@@ -2,6 +2,7 @@
 
 #[cfg(feature = "otel")]
 mod collector;
+mod gauges;
 mod logs;
 mod metrics;
 #[cfg(feature = "otel")]

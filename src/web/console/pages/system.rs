@@ -48,7 +48,10 @@ pub async fn page(request: ConsoleRequest) -> Result<Page, Problem> {
         ),
         ("Running", text(gauges.running)),
         ("Queued", text(gauges.queued)),
-        ("Commits since the start", text(gauges.commits)),
+        (
+            "Commits since the start",
+            text(runner.store().commits().count()),
+        ),
         (
             "Agents",
             text(match invalid {

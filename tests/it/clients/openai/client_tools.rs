@@ -68,6 +68,8 @@ async fn the_run_continues_with_the_results_of_the_next_request() {
         (&run["status"], &run["waiting_for"]),
         (&json!("waiting"), &json!("client_tools"))
     );
+    let metrics = app.get("/metrics").await.text;
+    assert!(metrics.contains("\naxed_inputs_pending 1\n"), "{metrics}");
 
     app.provider
         .will("solo", [says("It rains.").with_usage(30, 4)]);

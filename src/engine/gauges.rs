@@ -1,0 +1,121 @@
+//! What `/metrics` shows of the engine's state and of its store.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout};
+
+use crate::domain::period_budget::PeriodLimit;
+use crate::domain::run::now;
+use crate::engine::runner::Runner;
+use crate::engine::state::period_budgets::BudgetStatus;
+use crate::telemetry::metrics::{BudgetAmounts, BudgetGauge, GaugeSnapshot};
+
+/// How long a scrape waits for the store, each time that it reads.
+const STORE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long what was read of the store is shown.
+const MAX_AGE: Duration = Duration::from_secs(5);
+/// Pending deliveries that are counted.
+const MAX_DELIVERIES: usize = 10_000;
+/// MCP servers that are shown.
+const MAX_MCP_SERVERS: usize = 500;
+
+/// What the store says of itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StoreGauges {
+    pub is_writable: bool,
+    /// Webhook deliveries that this node has to send, now or later.
+    pub pending_deliveries: u64,
+}
+
+/// What was last read of the store. Scrapes that come at the same time read it once.
+#[derive(Debug, Default)]
+pub struct StoreGaugeCache(tokio::sync::Mutex<Option<(Instant, StoreGauges)>>);
+
+impl StoreGaugeCache {
+    pub async fn read(&self, runner: &Runner) -> StoreGauges {
+        let mut last = self.0.lock().await;
+        if let Some((at, gauges)) = &*last
+            && at.elapsed() < MAX_AGE
+        {
+            return *gauges;
+        }
+        let gauges = read_store(runner).await;
+        *last = Some((Instant::now(), gauges));
+        gauges
+    }
+}
+
+async fn read_store(runner: &Runner) -> StoreGauges {
+    let store = runner.store();
+    let checked = timeout(STORE_TIMEOUT, store.check()).await;
+    if !matches!(checked, Ok(Ok(()))) {
+        return StoreGauges::default();
+    }
+    let pending_deliveries = match runner.leadership().is_leader() {
+        true => timeout(STORE_TIMEOUT, store.count_pending(MAX_DELIVERIES)).await,
+        false => Ok(Ok(0)),
+    };
+    StoreGauges {
+        is_writable: true,
+        pending_deliveries: pending_deliveries.ok().and_then(Result::ok).unwrap_or(0),
+    }
+}
+
+impl Runner {
+    /// What this process knows without its store.
+    pub fn gauges(&self) -> GaugeSnapshot {
+        let engine = &self.engine;
+        let queued = self.queue_load().1 + engine.cluster_permits.waiting_count();
+        let active_runs = &engine.active_runs;
+        let budgets = self.period_budgets().statuses(now());
+        GaugeSnapshot {
+            queued_bytes: engine.queued_bytes.used(),
+            body_bytes: 0,
+            // The active runs include those that are queued and those that are idle.
+            running: active_runs
+                .count()
+                .saturating_sub(queued + active_runs.idle_count()),
+            queued,
+            suspended: active_runs.suspended_count(),
+            approvals: engine.pending_approvals.waiting(),
+            inputs: engine.client_calls.waiting(),
+            queued_writes: self.store().queued_writes(),
+            budgets: budgets.into_iter().map(budget).collect(),
+            mcp_servers: self.mcp_servers(),
+        }
+    }
+
+    /// Whether each MCP server could be connected to. Agents may name different servers alike: then whether all of them could.
+    fn mcp_servers(&self) -> BTreeMap<String, bool> {
+        let agents = self.catalog().current();
+        let definitions = agents.entries.values().filter_map(|it| it.agent.as_deref());
+        let mut servers = BTreeMap::new();
+        for server in definitions.flat_map(|agent| &agent.mcp_servers) {
+            let Some(is_up) = self.engine.mcp.is_up(server) else {
+                continue;
+            };
+            if servers.len() < MAX_MCP_SERVERS || servers.contains_key(&server.name) {
+                *servers.entry(server.name.clone()).or_insert(true) &= is_up;
+            }
+        }
+        servers
+    }
+}
+
+fn budget(status: BudgetStatus) -> BudgetGauge {
+    let used = status.used;
+    BudgetGauge {
+        name: status.settings.name,
+        amounts: match status.settings.limit {
+            PeriodLimit::Usd(limit) => BudgetAmounts::Usd {
+                used: used.cost,
+                limit,
+            },
+            PeriodLimit::Tokens(limit) => BudgetAmounts::Tokens {
+                used: used.tokens,
+                limit,
+            },
+        },
+    }
+}
