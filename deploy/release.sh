@@ -95,7 +95,7 @@ write_archive() {
   install -m 755 "$binary" "$folder/axed"
   cp -r LICENSE README.md CHANGELOG.md agents config docs "$folder"
   mkdir "$folder/deploy"
-  cp -r deploy/nginx.conf deploy/Caddyfile deploy/traefik.yml deploy/systemd deploy/kubernetes deploy/cluster "$folder/deploy"
+  cp -r deploy/nginx.conf deploy/Caddyfile deploy/traefik.yml deploy/alerts.yml deploy/systemd deploy/kubernetes deploy/cluster "$folder/deploy"
   write_help_files "$folder/axed" "$folder"
   deploy/inventory.py licenses "$target" "$folder/THIRD-PARTY-LICENSES"
   normalize "$folder"

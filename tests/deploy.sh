@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks what is in deploy/, each file by its own tool: nginx -t, caddy validate, systemd-analyze, the schemas of Kubernetes and
-# of Compose, and the Debian package by building and unpacking it. Needs a binary of axed as its argument, a Python with venv, and
+# of Compose, promtool, and the Debian package by building and unpacking it. Needs a binary of axed as its argument, a Python with venv, and
 # on Debian root for the tools that are missing. What has no tool here is named at the end.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -91,6 +91,23 @@ mkdir "$work/archive"
 tar --extract --gzip --file "$work"/out/*.tar.gz --directory "$work/archive" --strip-components 1
 (cd "$work/archive" && ./axed demo >/dev/null)
 "$tools/bin/python" tests/deploy_files.py sbom "$work"/out/*.cdx.json
+
+if ! command -v promtool >/dev/null && ! [ -x "$tools/bin/promtool" ] && command -v apt-get >/dev/null; then
+  # Of the package only the program: its service is not wanted.
+  (cd "$work" && apt-get download -q prometheus >/dev/null 2>&1 &&
+    dpkg-deb --fsys-tarfile prometheus_*.deb | tar --extract ./usr/bin/promtool &&
+    mv usr/bin/promtool "$tools/bin/") || true
+fi
+PATH=$PATH:$tools/bin
+if has promtool "promtool test rules"; then
+  check "alerts"
+  promtool check rules deploy/alerts.yml >/dev/null
+  promtool test rules tests/alerts.yml >"$work/alerts.log" 2>&1 || {
+    cat "$work/alerts.log"
+    exit 1
+  }
+  "$tools/bin/python" tests/deploy_files.py alerts
+fi
 
 if has systemd-analyze "systemd-analyze verify"; then
   check "systemd"

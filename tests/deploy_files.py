@@ -4,6 +4,7 @@
     deploy_files.py kubernetes AXED FOLDER   the manifests fit together, and axed accepts their configuration
     deploy_files.py traefik                  routers name services and middlewares that exist
     deploy_files.py sbom FILE                the document lists each crate once, with licence and checksum
+    deploy_files.py alerts                   each alert has texts, a test, and a section of the page for people on call
 """
 
 import json
@@ -104,6 +105,22 @@ def sbom(file):
     require({it["ref"] for it in document["dependencies"]} == known, "the graph has other components than the list")
 
 
+def alerts():
+    groups = yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"]
+    rules = {rule["alert"]: rule for group in groups for rule in group["rules"]}
+    tests = yaml.safe_load((DEPLOY.parent / "tests/alerts.yml").read_text())["tests"]
+    tested = {rule["alertname"] for test in tests for rule in test["alert_rule_test"] if rule["exp_alerts"]}
+    require(tested == set(rules), f"tests/alerts.yml has {sorted(tested ^ set(rules))} too many or too few")
+    for name, rule in rules.items():
+        texts = rule["annotations"]
+        require(texts["summary"] and texts["description"], f"{name} has no texts")
+        page, _, section = texts["runbook_url"].partition("#")
+        require(section == name.lower(), f"{name} names another section: {section}")
+        page = DEPLOY.parent / page
+        require(page.is_file(), f"{name} names {page}, which does not exist")
+        require(f"# {name}\n" in page.read_text(), f"{page} has no section {name}")
+
+
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["kubernetes", axed, folder]:
@@ -112,5 +129,7 @@ if __name__ == "__main__":
             traefik()
         case ["sbom", file]:
             sbom(file)
+        case ["alerts"]:
+            alerts()
         case _:
             sys.exit(__doc__)
