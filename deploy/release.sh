@@ -88,14 +88,20 @@ write_help_files() {
   "$program" man "$folder/man" >/dev/null
 }
 
+# The documents, with what they link to, in the folders that they have in the sources.
+copy_documents() {
+  cp -r LICENSE README.md CHANGELOG.md CONTRIBUTING.md agents config docs "$1"
+  git ls-files -z clients | xargs -0 cp --parents --target-directory "$1"
+  mkdir "$1/deploy"
+  cp -r deploy/nginx.conf deploy/Caddyfile deploy/traefik.yml deploy/alerts.yml deploy/systemd deploy/kubernetes deploy/cluster "$1/deploy"
+}
+
 write_archive() {
   local binary=$1 target=$2 name=axed-$version-$target
   local folder=$work/$name
   mkdir -p "$folder"
   install -m 755 "$binary" "$folder/axed"
-  cp -r LICENSE README.md CHANGELOG.md agents config docs "$folder"
-  mkdir "$folder/deploy"
-  cp -r deploy/nginx.conf deploy/Caddyfile deploy/traefik.yml deploy/alerts.yml deploy/systemd deploy/kubernetes deploy/cluster "$folder/deploy"
+  copy_documents "$folder"
   write_help_files "$folder/axed" "$folder"
   deploy/inventory.py licenses "$target" "$folder/THIRD-PARTY-LICENSES"
   normalize "$folder"
@@ -108,8 +114,7 @@ package_config() {
   sed -e 's|^#dirs = \["agents"\]|dirs = ["/etc/axed/agents"]|' \
     -e 's|^#dir = "data"|dir = "/var/lib/axed/data"|' \
     -e '/^# Scripted provider: /,/^scripts = /d' \
-    -e 's|docs/\([A-Z]*\.md\)|/usr/share/doc/axed/\1.gz|' \
-    -e 's|docs/\([a-z]*/[a-z-]*\.md\)|/usr/share/doc/axed/\1|' config/axed.toml
+    -e 's|docs/\([A-Za-z/-]*\.md\)|/usr/share/doc/axed/docs/\1|' config/axed.toml
 }
 
 write_package() {
@@ -121,19 +126,17 @@ write_package() {
   esac
   local folder=$work/deb-$architecture archive=$work/axed-$version-$target
   local docs=$folder/usr/share/doc/axed
-  mkdir -p "$folder/DEBIAN" "$folder/usr/bin" "$folder/usr/lib/systemd/system" "$folder/etc/axed/agents" "$docs/examples"
+  mkdir -p "$folder/DEBIAN" "$folder/usr/bin" "$folder/usr/lib/systemd/system" "$folder/etc/axed/agents" "$docs"
   install -m 755 "$binary" "$folder/usr/bin/axed"
   cp deploy/systemd/axed.service "$folder/usr/lib/systemd/system/"
   package_config >"$folder/etc/axed/axed.toml"
   cp deploy/debian/environment "$folder/etc/axed/environment"
   cp agents/writer.toml "$folder/etc/axed/agents/"
-  cp -r agents deploy/nginx.conf deploy/Caddyfile deploy/traefik.yml config/skills "$docs/examples/"
-  cp deploy/debian/copyright "$docs/"
-  cp docs/*.md CHANGELOG.md "$archive/THIRD-PARTY-LICENSES" "$docs/"
-  cp -r docs/agents docs/api docs/guide docs/images docs/operations docs/tools "$docs/"
+  copy_documents "$docs"
+  cp deploy/debian/copyright "$archive/THIRD-PARTY-LICENSES" "$docs/"
   printf 'axed (%s) unstable; urgency=medium\n\n  * See CHANGELOG.md.\n\n -- %s  %s\n' \
     "$version" "$maintainer" "$(date --utc --rfc-email --date="@$SOURCE_DATE_EPOCH")" >"$docs/changelog"
-  gzip --no-name --best "$docs"/*.md "$docs/THIRD-PARTY-LICENSES" "$docs/changelog"
+  gzip --no-name --best "$docs/THIRD-PARTY-LICENSES" "$docs/changelog"
   if [ -d "$archive/completions" ]; then
     install -D -m 644 "$archive/completions/axed.bash" "$folder/usr/share/bash-completion/completions/axed"
     install -D -m 644 "$archive/completions/_axed" "$folder/usr/share/zsh/vendor-completions/_axed"

@@ -79,6 +79,8 @@ for file in bash-completion/completions/axed zsh/vendor-completions/_axed fish/v
   man/man1/axed.1.gz man/man1/axed-serve.1.gz; do
   [ -s "$work/installed/usr/share/$file" ]
 done
+# The documents are there to be read, their links lead somewhere, and the unit and the configuration name some of them.
+"$tools/bin/python" tests/deploy_files.py documents "$work/installed"
 for script in postinst prerm postrm; do
   [ -x "$work/control/$script" ]
   sh -n "$work/control/$script"
@@ -87,6 +89,14 @@ done
 sed -i "s|\"/etc/axed|\"$work/installed/etc/axed|; s|\"/var/lib/axed/data\"|\"$work/data\"|" "$work/installed/etc/axed/axed.toml"
 "$work/installed/usr/bin/axed" openapi --config "$work/installed/etc/axed/axed.toml" >"$work/openapi.json"
 "$work/installed/usr/bin/axed" agents list --config "$work/installed/etc/axed/axed.toml" | grep -q writer
+# Without a flag, where nothing else is configured.
+if unshare --mount --map-root-user true 2>/dev/null; then
+  mkdir "$work/elsewhere"
+  (cd "$work/elsewhere" && unshare --mount --map-root-user sh -c \
+    "mount --bind '$work/installed/etc' /etc && exec '$work/installed/usr/bin/axed' agents list") | grep -q writer
+else
+  skipped+=("/etc/axed without --config (a mount namespace is not allowed)")
+fi
 mkdir "$work/archive"
 tar --extract --gzip --file "$work"/out/*.tar.gz --directory "$work/archive" --strip-components 1
 (cd "$work/archive" && ./axed demo >/dev/null)

@@ -4,15 +4,18 @@
     deploy_files.py kubernetes AXED FOLDER   the manifests fit together, and axed accepts their configuration
     deploy_files.py traefik                  routers name services and middlewares that exist
     deploy_files.py sbom FILE                the document lists each crate once, with licence and checksum
+    deploy_files.py documents FOLDER         of the unpacked package: links lead somewhere, and what names documents names ones that exist
     deploy_files.py alerts                   each alert has texts, a test, and a section of the page for people on call
 """
 
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tomllib
+import urllib.parse
 
 import yaml
 
@@ -105,6 +108,36 @@ def sbom(file):
     require({it["ref"] for it in document["dependencies"]} == known, "the graph has other components than the list")
 
 
+def documents(folder):
+    folder = pathlib.Path(folder)
+    docs = folder / "usr/share/doc/axed"
+    pages = sorted(docs.rglob("*.md"))
+    sources = {it.relative_to(DEPLOY.parent) for it in (DEPLOY.parent / "docs").rglob("*") if it.is_file()}
+    packed = {it.relative_to(docs) for it in docs.rglob("*")}
+    require(sources <= packed, f"the package lacks {sorted(map(str, sources - packed))}")
+    missing = []
+    for page in pages:
+        text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+        for target in re.findall(r"\]\(<?([^)#\s>]+)", text) + re.findall(r'(?:src|href)="([^"#]+)', text):
+            if not re.match(r"[a-z]+:", target):
+                if not (page.parent / urllib.parse.unquote(target)).exists():
+                    missing.append(f"{page.relative_to(docs)}: {target}")
+    require(not missing, f"links of the package's documents lead nowhere: {missing}")
+
+    unit = (folder / "usr/lib/systemd/system/axed.service").read_text()
+    names = re.search(r"^Documentation=(.*)$", unit, re.MULTILINE)[1].split()
+    config = (folder / "etc/axed/axed.toml").read_text()
+    names += [f"file://{it}" for it in re.findall(r"/usr/share/doc/[\w/.-]*[\w]", config)]
+    require(len(names) > 2, "neither the unit nor the configuration names a document")
+    for name in names:
+        kind, _, path = name.partition(":")
+        if kind == "man":
+            page, section = re.fullmatch(r"([\w-]+)\((\d)\)", path).groups()
+            path = f"/usr/share/man/man{section}/{page}.{section}.gz"
+        require((folder / path.lstrip("/")).is_file(), f"{name} is not in the package")
+    require("docs/" not in config.replace("/usr/share/doc/axed/docs/", ""), "the configuration names documents of the sources")
+
+
 def alerts():
     groups = yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"]
     rules = {rule["alert"]: rule for group in groups for rule in group["rules"]}
@@ -129,6 +162,8 @@ if __name__ == "__main__":
             traefik()
         case ["sbom", file]:
             sbom(file)
+        case ["documents", folder]:
+            documents(folder)
         case ["alerts"]:
             alerts()
         case _:
