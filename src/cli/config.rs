@@ -92,7 +92,7 @@ fn check(strict: bool, format: FormatArgs, sources: Sources) -> anyhow::Result<E
         report.add_file(&file, &problems)?;
     } else {
         output::eprint_line(format_args!(
-            "axed: {file} does not exist, so the defaults are in force"
+            "axed: there is no {file}, so the defaults are in force"
         ));
     }
     if !problems.iter().any(Problem::is_error) {

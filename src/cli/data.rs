@@ -43,7 +43,7 @@ pub struct Check {
 
 #[derive(Debug, clap::Args)]
 pub struct DataDir {
-    /// Configuration file [default: $AXED_CONFIG or config/axed.toml]
+    /// Configuration file [default: $AXED_CONFIG, config/axed.toml or /etc/axed/axed.toml]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Data directory [default: as configured]

@@ -11,7 +11,7 @@ use crate::web::router;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  axed openapi > openapi.json")]
 pub struct Args {
-    /// Configuration file [default: $AXED_CONFIG or config/axed.toml]
+    /// Configuration file [default: $AXED_CONFIG, config/axed.toml or /etc/axed/axed.toml]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }

@@ -10,7 +10,7 @@ use crate::telemetry;
 
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Sources {
-    /// Configuration file [default: $AXED_CONFIG or config/axed.toml]
+    /// Configuration file [default: $AXED_CONFIG, config/axed.toml or /etc/axed/axed.toml]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Directory of agent files; repeatable, the first wins [default: agents]

@@ -29,8 +29,8 @@ use crate::settings::positions::Positions;
 use crate::settings::section::read_section;
 use crate::settings::table_reader::{self, TableReader};
 
-/// Read if it exists and no other file is named.
-const DEFAULT_FILE: &str = "config/axed.toml";
+/// The first of these that exists is read if no file is named: that of the working directory, and that of the system.
+const DEFAULT_FILES: [&str; 2] = ["config/axed.toml", "/etc/axed/axed.toml"];
 /// The name in `[runs.per_key]` for every key without a limit of its own.
 const WILDCARD_KEY: &str = "*";
 
@@ -63,7 +63,7 @@ pub struct ConfigError(pub String);
 
 /// The configuration with everything that `axed config` shows.
 pub struct LoadedConfig {
-    /// The path of the config file for messages.
+    /// The path of the config file for messages; without one, the paths at which there is none.
     pub file: String,
     pub file_exists: bool,
     /// `None` if the file is not TOML.
@@ -132,8 +132,10 @@ fn merge_sources(
     environment: &Environment,
 ) -> Result<(String, Result<Sources, Vec<Problem>>), ConfigError> {
     let file = find_config_file(flags, environment)?;
-    let label = file.as_deref().unwrap_or(Path::new(DEFAULT_FILE)).display();
-    let label = label.to_string();
+    let label = match &file {
+        Some(path) => path.display().to_string(),
+        None => DEFAULT_FILES.join(" or "),
+    };
     let mut table = match &file {
         Some(path) => match document::parse(&read_file(path, &label)?) {
             Ok(table) => table,
@@ -164,7 +166,7 @@ impl Sources {
             environment,
             home: env_value(environment, "HOME").map(PathBuf::from),
             config_dir: config_dir.to_owned(),
-            config_file: self.file.clone().unwrap_or_else(|| DEFAULT_FILE.into()),
+            config_file: self.file.clone().unwrap_or_else(|| DEFAULT_FILES[0].into()),
         }
     }
 
@@ -192,7 +194,7 @@ impl Sources {
     }
 }
 
-/// `None` if no file is named and the default one does not exist.
+/// `None` if no file is named and none of the default ones exists.
 fn find_config_file(
     flags: &Flags,
     environment: &Environment,
@@ -203,16 +205,23 @@ fn find_config_file(
     match named {
         Some((_, path)) if path.is_file() => Ok(Some(path)),
         Some((source, path)) => Err(ConfigError(format!(
-            "{source}: there is no config file {}",
-            path.display()
+            "{source}: there is no config file {}; without it axed reads {}, whichever is there",
+            path.display(),
+            DEFAULT_FILES.join(" or ")
         ))),
-        None => Ok(Some(PathBuf::from(DEFAULT_FILE)).filter(|path| path.is_file())),
+        None => {
+            let mut files = DEFAULT_FILES.iter().map(PathBuf::from);
+            Ok(files.find(|path| path.is_file()))
+        }
     }
 }
 
 fn read_file(path: &Path, label: &str) -> Result<Vec<u8>, ConfigError> {
-    std::fs::read(path)
-        .map_err(|error| ConfigError(format!("could not read config file {label}: {error}")))
+    std::fs::read(path).map_err(|error| {
+        ConfigError(format!(
+            "could not read config file {label}: {error}; --config or AXED_CONFIG names another one"
+        ))
+    })
 }
 
 fn apply_flags(table: &mut Table, flags: &Flags) -> Result<(), ConfigError> {

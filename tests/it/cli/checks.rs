@@ -144,7 +144,9 @@ async fn checks_print_json() {
     let report: Value = serde_json::from_str(check.with(0)).expect("JSON");
     assert_eq!(report, json!({"data": [], "errors": 0, "warnings": 0}));
     assert!(
-        check.err.contains("config/axed.toml does not exist"),
+        check
+            .err
+            .contains("there is no config/axed.toml or /etc/axed/axed.toml"),
         "{}",
         check.err
     );
