@@ -1,10 +1,11 @@
 //! An HTTP client of a daemon. Knows the routes and the parts of the responses that commands show.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use reqwest::header::{ACCEPT, AUTHORIZATION, HeaderValue};
-use reqwest::{Method, RequestBuilder, Response, Url};
+use reqwest::{Method, RequestBuilder, Response, StatusCode, Url};
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -59,9 +60,33 @@ pub enum ClientError {
         /// The problem's `detail`, with its `errors`.
         detail: String,
     },
+    /// The daemon does not accept new runs: the failed checks, with why each has failed.
+    #[error("the daemon is not ready: {0}")]
+    NotReady(String),
     /// The response is not one that a daemon sends.
     #[error("invalid response from {base}: {why}")]
     InvalidResponse { base: String, why: String },
+}
+
+/// A response of `/readyz`.
+#[derive(Deserialize)]
+struct Readiness {
+    checks: BTreeMap<String, ReadinessCheck>,
+}
+
+#[derive(Deserialize)]
+struct ReadinessCheck {
+    ok: bool,
+    #[serde(default)]
+    detail: String,
+}
+
+impl Readiness {
+    fn failed_checks(&self) -> String {
+        let failed = self.checks.iter().filter(|(_, check)| !check.ok);
+        let failed = failed.map(|(name, check)| format!("{name}: {}", check.detail));
+        failed.collect::<Vec<_>>().join("; ")
+    }
 }
 
 /// The parts of a run that commands show.
@@ -295,10 +320,20 @@ impl Client {
         self.json(self.http.get(url)).await
     }
 
-    pub async fn check_liveness(&self, timeout: Duration) -> Result<(), ClientError> {
-        self.send(self.get(&["livez"]).timeout(timeout))
-            .await
-            .map(drop)
+    /// Fails unless the daemon accepts new runs.
+    pub async fn check_readiness(&self, timeout: Duration) -> Result<(), ClientError> {
+        let request = self.with_authorization(self.get(&["readyz"]).timeout(timeout));
+        let response = request.send().await;
+        let response = response.map_err(|source| self.unreachable_error(source))?;
+        let status = response.status();
+        if status.is_success() {
+            return Ok(());
+        }
+        let body = response.bytes().await.unwrap_or_default();
+        Err(match serde_json::from_slice::<Readiness>(&body) {
+            Ok(readiness) => ClientError::NotReady(readiness.failed_checks()),
+            Err(_) => self.error_response(status, &body),
+        })
     }
 
     /// A page of a run's events, after the one with this number.
@@ -543,18 +578,22 @@ impl Client {
             return Ok(response);
         }
         let body = response.bytes().await.unwrap_or_default();
-        let (code, detail) = match serde_json::from_slice::<Problem>(&body) {
+        Err(self.error_response(status, &body))
+    }
+
+    fn error_response(&self, status: StatusCode, body: &[u8]) -> ClientError {
+        let (code, detail) = match serde_json::from_slice::<Problem>(body) {
             Ok(problem) => (problem.code.clone(), problem.into_message()),
             Err(_) => (
                 String::new(),
                 format!("{} responded with {status}", self.base),
             ),
         };
-        Err(ClientError::ErrorResponse {
+        ClientError::ErrorResponse {
             status: status.as_u16(),
             code,
             detail,
-        })
+        }
     }
 
     fn unreachable_error(&self, source: reqwest::Error) -> ClientError {

@@ -73,7 +73,7 @@ fn code_for_client_error(error: &ClientError) -> u8 {
     match error {
         ClientError::Url { .. } | ClientError::Key | ClientError::KeyFile(_) => 2,
         ClientError::Unreachable { .. } => 3,
-        ClientError::InvalidResponse { .. } => 1,
+        ClientError::NotReady(_) | ClientError::InvalidResponse { .. } => 1,
         // The contract's text for a missing provider key; code 3, as for a key that the provider rejects.
         ClientError::ErrorResponse { detail, .. } if detail.starts_with("API key for provider") => {
             3

@@ -11,11 +11,14 @@ use crate::cli::sources::Sources;
 use crate::config::environment::process_environment;
 use crate::config::load;
 
+/// Longer than the daemon waits for its store: its response says why it is not ready.
+const TIMEOUT: Duration = Duration::from_secs(3);
+
 #[derive(Debug, clap::Args)]
 #[command(
     next_line_help = true,
     after_help = "Example:
-  axed health --server http://127.0.0.1:8080 && echo alive"
+  axed health --server http://127.0.0.1:8080 && echo ready"
 )]
 pub struct Args {
     /// Address of the daemon [default: $AXED_SERVER, or as configured]
@@ -25,7 +28,7 @@ pub struct Args {
     sources: Sources,
 }
 
-/// Exit code 0 if the daemon responds, otherwise 1.
+/// Exit code 0 if the daemon accepts new runs, otherwise 1.
 pub async fn health(args: Args) -> anyhow::Result<ExitCode> {
     match check_server(args).await {
         Ok(()) => Ok(ExitCode::SUCCESS),
@@ -44,9 +47,7 @@ async fn check_server(args: Args) -> anyhow::Result<()> {
             format!("http://{}", connect_address(config.server.listen))
         }
     };
-    Ok(Client::new(&server)?
-        .check_liveness(Duration::from_secs(3))
-        .await?)
+    Ok(Client::new(&server)?.check_readiness(TIMEOUT).await?)
 }
 
 /// A daemon that listens on all addresses is reached by loopback.

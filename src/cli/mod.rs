@@ -182,7 +182,7 @@ enum Command {
     Models(models::Args),
     /// Print the OpenAPI document of the HTTP API
     Openapi(openapi::Args),
-    /// Check whether a daemon is alive: exit code 0 or 1
+    /// Check whether a daemon accepts new runs: exit code 0 or 1
     Health(health::Args),
     /// Print a script that completes commands in a shell
     Completions(completions::Completions),
