@@ -61,7 +61,7 @@ stream = true
   "agents/pacer.toml": `name = "pacer"\nmodel = "scripted/pacer"\nsystem_prompt = "x"\nsub_agents = ["critic"]\n`,
   "scripts/pacer.toml": `
 [[replies]]
-errors = [{ category = "rate_limit", message = "slow down", times = 1, retry_after_ms = 2500 }]
+errors = [{ category = "rate_limit", message = "slow down", times = 1, retry_after_ms = 5000 }]
 text = "I let somebody else read it."
 tool_calls = [{ name = "call_agent", arguments = { agent = "critic", task = "Judge" } }]
 [[replies]]
