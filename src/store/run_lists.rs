@@ -11,7 +11,9 @@ use crate::domain::run_ref::IdPart;
 use crate::store::encoding::integers::signed;
 use crate::store::postgres;
 use crate::store::reader::Reader;
-use crate::store::runs::{MAX_SCANNED_IDS, Matches, PAGE_BYTES, RunFilter, RunPage, SessionQuery};
+use crate::store::runs::{
+    MAX_SCANNED_IDS, MAX_SCANNED_ROWS, Matches, PAGE_BYTES, RunFilter, RunPage, SessionQuery,
+};
 use crate::store::sql::dialect::{Dialect, Texts};
 use crate::store::sql::row::{Row, StoreResult};
 use crate::store::sql::value::{free_text, params};
@@ -29,7 +31,7 @@ static PAGE: LazyLock<Texts> = LazyLock::new(|| {
 });
 
 /// Runs whose ids begin or end so. SQLite's rows are sorted by id, but with all their columns, so that the ids to look
-/// through come from its small indexes: one range for each way to end.
+/// through come from its small indexes: one range for each way to end. It compares whole bytes first.
 static NAMED: LazyLock<Texts> = LazyLock::new(|| {
     let ended = Status::ALL
         .into_iter()
@@ -38,7 +40,7 @@ static NAMED: LazyLock<Texts> = LazyLock::new(|| {
     let ranges = ranges.map(|(status, child)| {
         format!(
             " UNION ALL SELECT * FROM (SELECT id FROM runs INDEXED BY runs_finished WHERE finished_at IS NOT NULL \
-             AND status = '{}' AND child = {child} ORDER BY id DESC LIMIT :scanned)",
+             AND status = '{}' AND child = {child} ORDER BY id DESC LIMIT :ids)",
             status.as_str()
         )
     });
@@ -46,12 +48,14 @@ static NAMED: LazyLock<Texts> = LazyLock::new(|| {
     let visible = "(:owner::text IS NULL OR r.owner = :owner) \
          AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = r.root)";
     Texts::new(&format!(
-        "SELECT id FROM (SELECT * FROM (SELECT r.id FROM runs r WHERE r.id >= :first AND r.id <= :last AND {visible} \
-         ORDER BY r.id DESC LIMIT :limit) b \
+        "SELECT id FROM (SELECT * FROM (SELECT r.id FROM \
+         (SELECT id, owner, root FROM runs WHERE id >= :first AND id <= :last ORDER BY id DESC LIMIT :rows) r \
+         WHERE {visible} ORDER BY r.id DESC LIMIT :limit) b \
          UNION SELECT * FROM (SELECT r.id FROM \
          ({{SELECT id FROM runs INDEXED BY runs_unfinished WHERE finished_at IS NULL{ranges}\
-         |SELECT id FROM runs ORDER BY id DESC LIMIT :scanned}}) s JOIN runs r ON r.id = s.id WHERE :end::text IS NOT NULL \
-         AND {{substr(lower(hex(s.id)), -length(:end))|right(replace(s.id::text, '-', ''), length(:end::text))}} = :end::text \
+         |SELECT id FROM runs ORDER BY id DESC LIMIT :ids}}) s JOIN runs r ON r.id = s.id WHERE :end::text IS NOT NULL \
+         AND {{substr(s.id, -length(:end_bytes)) = :end_bytes AND substr(lower(hex(s.id)), -length(:end))\
+         |right(replace(s.id::text, '-', ''), length(:end::text))}} = :end::text \
          AND {visible} LIMIT :limit) e) n ORDER BY id DESC LIMIT :limit"
     ))
 });
@@ -89,12 +93,22 @@ pub async fn runs_named(
     limit: usize,
 ) -> StoreResult<Vec<RunId>> {
     let (first, last) = part.range();
+    let end = part.end();
     let params = params! {
-        ":first": first, ":last": last, ":end": part.end(), ":owner": owner, ":scanned": i64::from(MAX_SCANNED_IDS),
-        ":limit": signed(limit as u64),
+        ":first": first, ":last": last, ":end": end, ":end_bytes": end.map(whole_bytes), ":owner": owner,
+        ":ids": i64::from(MAX_SCANNED_IDS), ":rows": i64::from(MAX_SCANNED_ROWS), ":limit": signed(limit as u64),
     };
     db.query(NAMED.of(db.dialect()), params, |row| row.get("id"))
         .await
+}
+
+/// The last bytes of hexadecimal digits, without the half of one.
+fn whole_bytes(digits: &str) -> Vec<u8> {
+    let pairs = digits[digits.len() % 2..].as_bytes().chunks(2);
+    let pairs = pairs.map(|pair| std::str::from_utf8(pair).unwrap_or_default());
+    pairs
+        .filter_map(|pair| u8::from_str_radix(pair, 16).ok())
+        .collect()
 }
 
 /// Runs of a session, newest first.

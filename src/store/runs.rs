@@ -21,6 +21,8 @@ pub const TASK_CHARS: usize = 2_048;
 
 /// The ids that a search for the end of an id reads: no index has the ends, because every run would pay for it.
 pub const MAX_SCANNED_IDS: u32 = 1_000_000;
+/// The runs that a search for the beginning of an id reads: those of an owner may be few of them.
+pub const MAX_SCANNED_ROWS: u32 = 50_000;
 
 /// A child run, and the id of the tool call that started it.
 pub type ChildCall = (RunId, Option<String>);
@@ -64,7 +66,7 @@ pub trait RunRecords: Send + Sync + 'static {
     fn session_runs(&self, query: SessionQuery) -> BoxFuture<'_, Result<Vec<Run>, StoreError>>;
 
     /// Runs whose ids begin or end so, newest first, at most `limit`; only those of this owner if one is given. Beginnings are
-    /// found among all runs, ends among the newest [`MAX_SCANNED_IDS`].
+    /// found among the newest [`MAX_SCANNED_ROWS`] runs that have them, ends among the newest [`MAX_SCANNED_IDS`].
     fn runs_named(
         &self,
         part: IdPart,

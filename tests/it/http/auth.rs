@@ -250,8 +250,8 @@ async fn agents_outside_a_keys_globs_are_hidden_from_it() {
 #[tokio::test]
 async fn a_part_of_an_id_names_no_run_of_another_key() {
     let app = with_keys(&[
-        ("ada", ""),
-        ("ben", ""),
+        ("ada", "scopes = [\"run\", \"read\"]"),
+        ("ben", "scopes = [\"run\", \"read\"]"),
         ("readers", "scopes = [\"admin\"]\nagents = [\"reader\"]"),
     ])
     .spawn()

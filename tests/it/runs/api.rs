@@ -578,7 +578,7 @@ async fn a_part_of_an_id_names_a_run_wherever_an_id_does() {
         .post(&format!("/runs/{end}/fork?wait=30"), &body)
         .await
         .json();
-    assert_eq!(forked["forked_from"]["run_id"], run.id(), "{forked}");
+    assert_eq!(forked["forked_from"]["run"], run.id(), "{forked}");
 
     let (beginning, unknown) = (&run.id()[..9], "00000000");
     for path in [
