@@ -18,6 +18,7 @@ use crate::config::environment::process_environment;
 use crate::config::load::ConfigError;
 use crate::config::models::lookup;
 use crate::config::{AllowedOrigins, Config};
+use crate::domain::counted::counted;
 use crate::domain::run::now;
 use crate::engine::admission::placement;
 use crate::engine::agent_check::AgentCheck;
@@ -430,12 +431,14 @@ async fn drain(runner: &Runner, timeout: Duration, stop_now: &CancellationToken)
     runner.drain();
     let (running, queued) = runner.queue_load();
     tracing::info!(
-        "Stopping: {running} runs are running and {queued} are queued; new runs are rejected"
+        "Stopping: {} running, {queued} queued; new runs are rejected",
+        counted(running, "run")
     );
     tokio::select! {
         () = runner.wait_idle() => {}
         () = tokio::time::sleep(timeout) => tracing::warn!(
-            "{} runs did not end within {timeout:?}; the next start resumes them", runner.queue_load().0
+            "After {timeout:?} {} had not ended: the next start resumes what is left",
+            counted(runner.queue_load().0, "run")
         ),
         () = stop_now.cancelled() => tracing::warn!("Second stop signal: not waiting for runs"),
     }

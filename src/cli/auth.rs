@@ -18,6 +18,7 @@ use crate::cli::table::{Cell, Column, Table};
 use crate::config::Config;
 use crate::config::environment::{Environment, process_environment};
 use crate::config::load::Flags;
+use crate::domain::counted::counted;
 use crate::domain::mcp::McpTransport;
 use crate::domain::mcp_oauth::McpOauth;
 use crate::domain::terminal_text::sanitize_line;
@@ -251,8 +252,8 @@ fn failed(error: OperatorError) -> anyhow::Error {
 
 fn minutes(time: Duration) -> String {
     match time.as_secs() {
-        seconds @ 0..120 => format!("{seconds} seconds"),
-        seconds => format!("{} minutes", seconds / 60),
+        seconds @ 0..120 => counted(seconds, "second"),
+        seconds => counted(seconds / 60, "minute"),
     }
 }
 

@@ -14,6 +14,7 @@ use crate::cli::exit::InvalidInput;
 use crate::cli::output;
 use crate::cli::reconnects::Reconnects;
 use crate::cli::server::DaemonArgs;
+use crate::domain::counted::counted;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Most bytes of a result.
@@ -139,8 +140,10 @@ async fn wait(client: &Client, id: &str) -> anyhow::Result<Counts> {
         if shown != Some(counts) {
             shown = Some(counts);
             output::eprint_line(format_args!(
-                "axed: {ended} of {} lines have ended; {} failed, {} were rejected",
-                batch.lines, counts.failed, counts.rejected
+                "axed: {ended} of {} ended; {} failed, {} rejected",
+                counted(batch.lines, "line"),
+                counts.failed,
+                counts.rejected
             ));
         }
         if batch.finished_at.is_some() {

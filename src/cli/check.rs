@@ -15,6 +15,7 @@ use crate::cli::exit::InvalidInput;
 use crate::cli::output::{self, FormatArgs};
 use crate::config::Config;
 use crate::domain::agent::is_agent_name;
+use crate::domain::counted::counted;
 use crate::settings::document::{Origin, Problem, ProblemKind};
 
 /// Prints problems on stdout, and counts them.
@@ -82,9 +83,9 @@ impl Report {
         } = self;
         output::eprint_line(format_args!(
             "axed: {} checked: {}, {}",
-            output::count(files.len(), "file"),
-            output::count(errors, "error"),
-            output::count(warnings, "warning")
+            counted(files.len(), "file"),
+            counted(errors, "error"),
+            counted(warnings, "warning")
         ));
         if format.is_json() {
             output::print_json(&json!({"data": files, "errors": errors, "warnings": warnings}))?;

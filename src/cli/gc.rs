@@ -12,6 +12,7 @@ use crate::cli::server::OptionalDaemonArgs;
 use crate::cli::sources::{Sources, load_quiet_config};
 use crate::cli::{in_process, output};
 use crate::config::load::Flags;
+use crate::domain::counted::counted;
 
 #[derive(Debug, clap::Args)]
 #[command(
@@ -106,11 +107,11 @@ fn print_report(report: Value, json: bool) -> anyhow::Result<()> {
     }
     let report: Report = serde_json::from_value(report)?;
     output::print_line(format_args!(
-        "{}: {} entries before, {} after ({} tokens in, {} out)",
+        "{}: {} before, {} after ({} in, {} out)",
         report.agent,
-        report.entries_before,
+        counted(report.entries_before, "entry"),
         report.entries_after,
-        report.input_tokens,
+        counted(report.input_tokens, "token"),
         report.output_tokens,
     ))?;
     if !report.analysis.is_empty() {

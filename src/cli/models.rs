@@ -11,6 +11,7 @@ use crate::cli::sources::{Sources, load_quiet_config};
 use crate::cli::table::{Cell, Column, Table};
 use crate::config::models::{ModelFacts, PriceChange, lookup};
 use crate::domain::agent::params::Effort;
+use crate::domain::counted::counted;
 use crate::domain::usage::{LongPrice, Price};
 
 #[derive(Debug, clap::Args)]
@@ -161,8 +162,8 @@ pub fn models(args: Args) -> anyhow::Result<ExitCode> {
     }
     table.print()?;
     output::eprint_line(format_args!(
-        "{} models; prices are USD per million tokens; axed models -o json prints everything",
-        rows.len()
+        "{}; prices are USD per million tokens; axed models -o json prints everything",
+        counted(rows.len(), "model")
     ));
     if let Some(day) = models.stale_since(today) {
         let advice = lookup::stale_advice(day);

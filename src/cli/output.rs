@@ -50,14 +50,6 @@ impl FormatArgs {
     }
 }
 
-/// A number with its noun: `1 file`, `2 files`.
-pub fn count<N: fmt::Display + PartialEq + From<u8>>(number: N, noun: &str) -> String {
-    if number == N::from(1) {
-        return format!("1 {noun}");
-    }
-    format!("{number} {noun}s")
-}
-
 /// The columns of the terminal that stdout is; `None` if it is none.
 pub fn stdout_width() -> Option<u16> {
     terminal_size::terminal_size_of(io::stdout()).map(|(width, _)| width.0)

@@ -2,6 +2,7 @@
 
 use crate::cli::event_lines::EventLines;
 use crate::cli::output;
+use crate::domain::counted::counted;
 use crate::domain::event::{Event, EventKind};
 
 pub enum Progress {
@@ -40,9 +41,9 @@ impl Progress {
                 if !is_asking {
                     output::eprint_status(format_args!(
                         "{}, {}, {} …",
-                        output::count(*runs, "run"),
-                        output::count(*turns, "turn"),
-                        output::count(*tokens, "token")
+                        counted(*runs, "run"),
+                        counted(*turns, "turn"),
+                        counted(*tokens, "token")
                     ));
                 }
             }

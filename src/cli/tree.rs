@@ -5,6 +5,7 @@ use crate::cli::client::{TreeNode, UsageView};
 use crate::cli::output;
 use crate::cli::style::{Color, Styled, status_color};
 use crate::cli::table::{self, Cell, Column, Table};
+use crate::domain::counted::counted;
 use crate::domain::message::shorten;
 use crate::domain::terminal_text::sanitize_line;
 
@@ -80,10 +81,7 @@ fn build(root: &TreeNode, details: Details) -> Table {
         sum.output_tokens += run.usage.output_tokens;
         sum.tool_calls += run.usage.tool_calls;
     }
-    let total = match runs.len() {
-        1 => "total: 1 run".to_owned(),
-        runs => format!("total: {runs} runs"),
-    };
+    let total = format!("total: {}", counted(runs.len(), "run"));
     let mut cells = vec![Cell::new(total), Cell::default()];
     if details != Details::Usage {
         cells.push(Cell::default());

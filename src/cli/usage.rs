@@ -13,6 +13,7 @@ use crate::cli::run;
 use crate::cli::server::DaemonArgs;
 use crate::cli::style::Color;
 use crate::cli::table::{Cell, Column, Table};
+use crate::domain::counted::counted;
 
 const COLUMNS: [Column; 7] = [
     Column::number("runs"),
@@ -161,8 +162,11 @@ fn budget_table(budgets: &[Budget]) -> Option<Table> {
                 format!("{limit} USD"),
             ),
             (None, limit) => {
-                let used = format!("{} tokens", budget.used_tokens);
-                (used, format!("{} tokens", limit.unwrap_or_default()))
+                let tokens = |number| counted(number, "token");
+                (
+                    tokens(budget.used_tokens),
+                    tokens(limit.unwrap_or_default()),
+                )
             }
         };
         let color = match budget.used_thousandths {

@@ -8,6 +8,7 @@ pub mod calendar;
 pub mod chat_session;
 pub mod content;
 pub mod context;
+pub mod counted;
 pub mod cron;
 pub mod event;
 pub mod excerpt;

@@ -142,7 +142,7 @@ pub enum StartError {
         labels: Arc<[String]>,
         why: &'static str,
     },
-    #[error("{} runs are at work and {} wait; try again later", .0.running, .0.queued)]
+    #[error("the queue is full: {} running, {} queued; try again later", .0.running, .0.queued)]
     QueueFull(QueueFull),
     /// The session has an unfinished run, and `on_busy` is `reject`.
     #[error(

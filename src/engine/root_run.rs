@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde_json::value::RawValue;
 use tokio_util::sync::CancellationToken;
 
+use crate::domain::counted::counted;
 use crate::domain::event::EventKind;
 use crate::domain::run::{Run, RunId, Status};
 use crate::engine::admission::acceptance::Acceptance;
@@ -270,7 +271,7 @@ impl ResumedRoot {
         let input = recorded_run.input(&run);
         tracing::info!(
             run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,
-            "Resuming {} from its record, after {} replies", run.id, recorded_run.turns.len()
+            "Resuming {} from its record, after {}", run.id, counted(recorded_run.turns.len(), "reply")
         );
         let start = match is_queued {
             true => {

@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::catalog::reload::Catalog;
+use crate::domain::counted::counted;
 use crate::domain::memory_entry::MemoryEntry;
 use crate::domain::run::{Run, RunId, Scope};
 use crate::domain::usage::TreeUsage;
@@ -579,7 +580,8 @@ impl Runner {
         let recovered = recovery::recover_all(engine, unfinished).await?;
         let count = recovered.len();
         if count > 0 {
-            tracing::info!("Resuming {count} root runs that an earlier process left unfinished");
+            let runs = counted(count, "root run");
+            tracing::info!("Resuming {runs} that an earlier process left unfinished");
         }
         root_run::resume_all(engine, recovered, HashMap::new());
         Ok(count)

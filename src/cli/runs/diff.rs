@@ -10,6 +10,7 @@ use crate::cli::runs::view::UNKNOWN_RUN_FORMAT;
 use crate::cli::server::DaemonArgs;
 use crate::cli::style::{Color, Styled};
 use crate::cli::table;
+use crate::domain::counted::counted;
 use crate::domain::run_ref::RunRef;
 
 /// Lines of a text that are shown; the others are counted.
@@ -218,7 +219,10 @@ fn print_lines(sign: char, color: Color, lines: &[String]) -> anyhow::Result<()>
     }
     let more = lines.len().saturating_sub(MAX_LINES);
     if more > 0 {
-        let line = format!("    {sign} … {more} more lines; -o json has them");
+        let line = format!(
+            "    {sign} … {}; -o json has all",
+            counted(more, "more line")
+        );
         output::print_styled(&Styled::default().colored(color, line))?;
     }
     Ok(())
@@ -240,10 +244,10 @@ fn cut(line: &str, other_columns: usize) -> String {
 fn print_totals(sign: char, color: Color, totals: &TreeTotals) -> anyhow::Result<()> {
     let cost = totals.cost_usd.map(|usd| format!(", {usd} USD"));
     let line = format!(
-        "{sign} {} runs, {} replies, {} tool calls, {} in, {} out{}, {}",
-        totals.runs,
-        totals.model_calls,
-        totals.tool_calls,
+        "{sign} {}, {}, {}, {} in, {} out{}, {}",
+        counted(totals.runs, "run"),
+        counted(totals.model_calls, "reply"),
+        counted(totals.tool_calls, "tool call"),
         totals.input_tokens,
         totals.output_tokens,
         cost.unwrap_or_default(),

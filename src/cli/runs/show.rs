@@ -11,6 +11,7 @@ use crate::cli::server::DaemonArgs;
 use crate::cli::style::{Color, Styled, status_color};
 use crate::cli::tree::{self, Details};
 use crate::domain::run_ref::RunRef;
+use crate::domain::counted::counted;
 use crate::domain::terminal_text::sanitize_line;
 
 #[derive(Debug, clap::Args)]
@@ -83,12 +84,12 @@ fn print_facts(run: &RunDetails) -> anyhow::Result<()> {
     let usage = &run.tree;
     let cost = usage.cost_usd.map(|usd| format!(", {usd} USD"));
     let usage_text = format!(
-        "{} tokens in, {} out, {} tool calls{} by {} runs",
-        usage.input_tokens,
+        "{} in, {} out, {}{} by {}",
+        counted(usage.input_tokens, "token"),
         usage.output_tokens,
-        usage.tool_calls,
+        counted(usage.tool_calls, "tool call"),
         cost.unwrap_or_default(),
-        usage.runs
+        counted(usage.runs, "run")
     );
     line("used", &usage_text, None)
 }

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use serde_json::Value;
 
+use crate::domain::counted::counted;
 use crate::domain::expect::{Expect, ExpectedCall, Order};
 use crate::domain::message::shorten;
 use crate::domain::run::{Run, Status};
@@ -83,7 +84,10 @@ fn check_limits(expect: &Expect, run: &Run, cost_usd: Option<f64>) -> Vec<Failed
     if let Some(max) = expect.max_tokens.filter(|max| tokens > *max) {
         fail(
             "max_tokens",
-            format!("the tree used {tokens} tokens, more than {max}"),
+            format!(
+                "the tree used {}, more than {max}",
+                counted(tokens, "token")
+            ),
         );
     }
     match (expect.max_cost_usd, cost_usd) {
@@ -103,7 +107,10 @@ fn check_limits(expect: &Expect, run: &Run, cost_usd: Option<f64>) -> Vec<Failed
     if let Some(max) = expect.max_turns.filter(|max| run.turns > *max) {
         fail(
             "max_turns",
-            format!("the root run took {} turns, more than {max}", run.turns),
+            format!(
+                "the root run took {}, more than {max}",
+                counted(run.turns, "turn")
+            ),
         );
     }
     failed

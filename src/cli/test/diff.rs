@@ -5,6 +5,7 @@ use std::time::Duration;
 use similar::ChangeTag;
 
 use crate::cli::style::{Color, Styled};
+use crate::domain::counted::counted;
 use crate::domain::text_diff;
 
 /// Columns of a line with its sign.
@@ -51,7 +52,10 @@ pub fn diff(recorded: &str, now: &str) -> Styled {
         .plain("\n");
     }
     if hidden > 0 {
-        let more = format!("    … and {hidden} more lines; --json has all\n");
+        let more = format!(
+            "    … and {}; --json has all\n",
+            counted(hidden, "more line")
+        );
         styled = styled.colored(Color::Dim, more);
     }
     styled

@@ -9,6 +9,7 @@ use crate::cli::output;
 use crate::cli::style::{Color, Styled};
 use crate::cli::test::case::{CaseResult, Outcome};
 use crate::cli::test::diff;
+use crate::domain::counted::counted;
 
 /// Shows results on stdout as tests end.
 pub struct Progress {
@@ -35,7 +36,7 @@ impl Progress {
         // If stdout is closed, the exit code still says how the tests ended.
         let _ = output::print_safe(describe(result).as_str());
         if self.has_status_line {
-            output::eprint_status(format_args!("{} …", output::count(self.ended, "test")));
+            output::eprint_status(format_args!("{} …", counted(self.ended, "test")));
         }
     }
 

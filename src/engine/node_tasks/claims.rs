@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::time::MissedTickBehavior;
 
 use crate::domain::agent::Agent;
+use crate::domain::counted::counted;
 use crate::domain::node::describe_labels;
 use crate::domain::run::RunId;
 use crate::engine::admission::placement;
@@ -189,7 +190,7 @@ async fn resume_trees(
             engine.orphans.take_tree(*root);
         }
     })?;
-    tracing::info!("Taking over {} root runs", recovered.len());
+    tracing::info!("Taking over {}", counted(recovered.len(), "root run"));
     let resumed: HashSet<RunId> = recovered.iter().map(|root| root.run.id).collect();
     roots.retain(|root| !resumed.contains(root));
     root_run::resume_all(engine, recovered, HashMap::new());

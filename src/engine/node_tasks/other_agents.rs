@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::domain::counted::counted;
 use crate::domain::node::is_service;
 use crate::engine::context::Engine;
 use crate::store::cluster::OtherNode;
@@ -51,9 +52,9 @@ pub async fn run(engine: Arc<Engine>) {
         difference = before.next(!nodes.is_empty(), Instant::now());
         match (before, difference) {
             (Difference::Since(_), Difference::Logged) => tracing::warn!(
-                "This node has differed for {} minutes from other nodes: {}. Give all nodes the same agent files, provider keys \
+                "This node has differed for {} from other nodes: {}. Give all nodes the same agent files, provider keys \
                  and roots, or labels for what only some have",
-                NORMAL_DURATION.as_secs() / 60,
+                counted(NORMAL_DURATION.as_secs() / 60, "minute"),
                 nodes.join("; ")
             ),
             (Difference::Logged, Difference::None) => {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
+use crate::domain::counted::counted;
 use crate::domain::run::{Run, RunId};
 use crate::engine::cluster::follow;
 use crate::engine::context::{Engine, RunContext};
@@ -140,7 +141,10 @@ async fn resume_trees(
     }
     match recovered.len() {
         0 => tracing::info!("The store works again, and no run of this process waits for it"),
-        count => tracing::info!("The store works again: going on with {count} root runs"),
+        count => tracing::info!(
+            "The store works again: resuming {}",
+            counted(count, "root run")
+        ),
     }
     // In the order of acceptance.
     recovered.sort_by_key(|revived| revived.run.id);

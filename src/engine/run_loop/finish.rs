@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::domain::counted::counted;
 use crate::domain::event::EventKind;
 use crate::domain::excerpt::TextExcerpt;
 use crate::domain::memory_entry;
@@ -245,7 +246,7 @@ async fn append_memory(
     let (code, message) = match result {
         Ok(count) if max > 0 && count >= max => {
             let message = format!(
-                "memory of agent \"{}\" has {count} entries (max_entries is {max}); run its garbage collection",
+                "memory of agent \"{}\" has {entries} (max_entries is {max}); run its garbage collection",
                 run.agent.name
             );
             (WarningCode::MemoryFull, message)
@@ -265,6 +266,7 @@ pub fn finish(context: &RunContext, end_result: Result<Arc<Run>, StoreError>) ->
         context.run.publish_end(None);
         return None;
     }
+            let entries = counted(count, "entry");
     context.engine.active_runs.remove(context.run.scope.run);
     if context.run.parent.is_none() {
         let root = context.run.scope.root;

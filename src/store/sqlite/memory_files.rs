@@ -7,6 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::domain::counted::counted;
 use crate::domain::memory_entry::{MEMORY_DIR, parse, parse_heading};
 use crate::store::memories::{EntryLimit, MAX_FILE_BYTES, MemoryId, NewMemoryEntry, NewestEntries};
 
@@ -295,8 +296,8 @@ fn make_space(path: &Path, entry_bytes: usize, max_bytes: u64) -> io::Result<()>
     let start = offsets.get(removed).copied().unwrap_or(length);
     remove_before(path, &file, start)?;
     tracing::warn!(
-        "Removed the oldest {removed} of {} entries of the memory {}, which may have {max_bytes} bytes",
-        offsets.len(),
+        "Removed the oldest {removed} of {} of the memory {}, which may have {max_bytes} bytes",
+        counted(offsets.len(), "entry"),
         path.display()
     );
     Ok(())

@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use crate::domain::batch::{Batch, BatchId, BatchLine};
+use crate::domain::counted::counted;
 use crate::domain::run::{RunId, now};
 use crate::engine::request::{RunRequest, StartError};
 use crate::engine::runner::Runner;
@@ -216,7 +217,7 @@ impl Feeder {
         if exhausted.is_none() {
             let finish = BatchChange::Finish { at: now() };
             retried(|| self.runner.store().change_batch(batch.id, finish.clone())).await;
-            info!(agent = %batch.agent, "{} has ended: {} lines", batch.id, batch.lines);
+            info!(agent = %batch.agent, "{} has ended: {}", batch.id, counted(batch.lines, "line"));
         }
         self.handle.leave(batch.id);
         Fed { batch, exhausted }

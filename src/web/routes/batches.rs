@@ -23,6 +23,7 @@ use tracing::{info, warn};
 use crate::config::KeyScope::{Cancel, Read, Run};
 use crate::domain::batch::{Batch, BatchCounts, BatchId, BatchLine, MAX_LINES, MAX_RECORDING};
 use crate::domain::run::now;
+use crate::domain::counted::counted;
 use crate::domain::timestamp_text;
 use crate::engine::request::StartError;
 use crate::store::StoreError;
@@ -331,7 +332,7 @@ async fn create(
         return replay(&state, &links, &batch, earlier).await;
     }
     state.feeder.wake();
-    info!(agent = %batch.agent, "Accepted {} with {lines} lines", batch.id);
+    info!(agent = %batch.agent, "Accepted {} with {}", batch.id, counted(lines, "line"));
     respond(&state, &links, StatusCode::ACCEPTED, batch).await
 }
 

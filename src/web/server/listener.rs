@@ -22,6 +22,7 @@ use tokio_util::task::TaskTracker;
 use tower::Service;
 use tracing::{debug, warn};
 
+use crate::domain::counted::counted;
 use crate::web::error::Problem;
 use crate::web::problem_code::ProblemCode;
 use crate::web::server::connection::Connection;
@@ -125,8 +126,8 @@ pub async fn serve(
         .is_err()
     {
         warn!(
-            "Closing {} connections that did not end in time",
-            connections.len()
+            "Closing {} that did not end in time",
+            counted(connections.len(), "connection")
         );
         connection_server.abort.cancel();
         connections.wait().await;

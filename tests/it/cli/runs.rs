@@ -128,7 +128,7 @@ async fn a_run_and_its_tree_are_shown() {
         "agent      planner\n",
         "status     completed\n",
         "turns      2\n",
-        " 1 tool calls by 2 runs\n",
+        " 1 tool call by 2 runs\n",
         "\ninput:\ngo there\n",
         "\ncontent:\nall \u{fffd}[31mdone\n",
     ] {

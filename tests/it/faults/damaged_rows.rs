@@ -197,7 +197,9 @@ async fn one_tree_that_cannot_be_written_affects_no_other() {
     db.refuse_entries(&format!("new.run = {}", db.id(stubborn.id())));
     gate.open();
     // From here on the store was seen to work.
-    app.daemon.wait_for_log("going on with 1 root runs").await;
+    app.daemon
+        .wait_for_log("works again: resuming 1 root run")
+        .await;
     app.get_until("/readyz", |got| got.status == 200).await;
 
     let words = format!("{} is suspended until", stubborn.id());

@@ -135,7 +135,10 @@ async fn a_time_at_which_the_queue_was_full_is_missed_for_that_reason() {
     let is_skipped = |list: &ApiResponse| list.json()["data"][0]["skipped"].is_object();
     let list = app.get_until("/schedules", is_skipped).await.json();
     let reason = &list["data"][0]["skipped"]["reason"];
-    assert_eq!(reason, "1 runs are at work and 0 wait; try again later");
+    assert_eq!(
+        reason,
+        "the queue is full: 1 running, 0 queued; try again later"
+    );
     app.daemon
         .wait_for_log("Schedule daily of agent solo starts no run at")
         .await;

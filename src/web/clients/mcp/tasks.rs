@@ -9,6 +9,7 @@ use rmcp::model::{
 use serde_json::Value;
 
 use crate::config::KeyScope;
+use crate::domain::counted::counted;
 use crate::domain::run::{Run, Status};
 use crate::domain::timestamp_text;
 use crate::domain::waiting_for::WaitingFor;
@@ -142,7 +143,7 @@ fn status_message(run: &Run) -> Option<String> {
             format!("waits for approval of {}", tools.join(", "))
         }
         Status::Waiting if run.waiting_for == Some(WaitingFor::Resume) => "paused".to_owned(),
-        Status::Running => format!("running, {} turns so far", run.turns),
+        Status::Running => format!("running, {} so far", counted(run.turns, "turn")),
         status => status.as_str().to_owned(),
     })
 }
