@@ -322,8 +322,7 @@ pub fn config_problems(config: &Config, positions: &Positions) -> Vec<Problem> {
             let path = format!("runs.per_agent.{}", quote_key(name));
             let text = format!("runs.per_agent limits {name}, but there is no such agent");
             let known = agents.entries.keys().map(String::as_str);
-            let hint = suggestion::closest(name, known);
-            let hint = hint.map(|name| format!("did you mean \"{name}\"?"));
+            let hint = suggestion::did_you_mean(name, known);
             problems.push(positions.warning(&path, text).with_hint(hint));
         }
     }

@@ -166,11 +166,8 @@ fn parse_zone(text: &str) -> Result<(String, TimeZone), String> {
         return Ok((name, zone));
     }
     let known: Vec<String> = tz::db().available().map(|name| name.to_string()).collect();
-    let hint = suggestion::closest(text, known.iter().map(String::as_str));
-    let hint = hint.map_or_else(
-        || "use an IANA name, such as \"Europe/Berlin\"".to_owned(),
-        |name| format!("did you mean \"{name}\"?"),
-    );
+    let hint = suggestion::did_you_mean(text, known.iter().map(String::as_str));
+    let hint = hint.unwrap_or_else(|| "use an IANA name, such as \"Europe/Berlin\"".to_owned());
     Err(format!("is no known time zone: \"{text}\"; {hint}"))
 }
 

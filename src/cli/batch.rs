@@ -117,8 +117,7 @@ fn read(file: &PathBuf) -> anyhow::Result<Vec<u8>> {
             .context("stdin cannot be read")?;
         return Ok(bytes);
     }
-    let error = |why| InvalidInput(format!("{} cannot be read: {why}", file.display()));
-    Ok(std::fs::read(file).map_err(error)?)
+    Ok(std::fs::read(file).map_err(|error| InvalidInput::unreadable(file, &error))?)
 }
 
 /// Waits for the end of the batch; a line on stderr for each change.

@@ -170,13 +170,14 @@ impl RequestedPath {
     /// The path cannot be read, or is a file that no agent can have.
     pub fn new(path: &Path) -> anyhow::Result<Self> {
         let unreadable = |error: io::Error| {
+            let InvalidInput(message) = InvalidInput::unreadable(path, &error);
             let hint = match path.to_str() {
                 Some(name) if is_agent_name(name) && !reload::is_toml(path) => {
                     format!("; name the agent's file, such as agents/{name}.toml")
                 }
                 _ => String::new(),
             };
-            InvalidInput(format!("could not read {}: {error}{hint}", path.display()))
+            InvalidInput(format!("{message}{hint}"))
         };
         if fs::metadata(path).map_err(unreadable)?.is_dir() {
             reload::list_agent_files(path).map_err(unreadable)?;

@@ -116,8 +116,7 @@ fn budgets_of_missing_agents(config: &Config, positions: &Positions) -> Vec<Prob
         };
         if names().all(|name| name != agent) {
             let path = format!("budgets.{}", quote_key(&budget.name));
-            let hint = suggestion::closest(agent, names());
-            let hint = hint.map(|name| format!("did you mean \"{name}\"?"));
+            let hint = suggestion::did_you_mean(agent, names());
             let text = format!("{path}.match names the agent {agent}, but there is no such agent");
             problems.push(positions.warning(&path, text).with_hint(hint));
         }

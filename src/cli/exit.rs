@@ -1,16 +1,32 @@
 //! Exit codes, which scripts rely on: 0 success; 1 the run ended badly; 2 not found, invalid input or configuration;
 //! 3 provider failure, missing key or timeout; 4 budget exceeded. And what to do about an error.
 
+use std::io::{self, ErrorKind};
+use std::path::Path;
+
 use crate::cli::client::ClientError;
 use crate::config::load::ConfigError;
 use crate::domain::failure::FailureCode;
 use crate::domain::run::Status;
 use crate::providers::registry::RegistryError;
+use crate::settings::suggestion;
 
 /// A missing or invalid thing that the user named: exit code 2.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct InvalidInput(pub String);
+
+impl InvalidInput {
+    /// A file that the user named and that cannot be read, with the one that was perhaps meant.
+    pub fn unreadable(path: &Path, error: &io::Error) -> Self {
+        let hint = match error.kind() {
+            ErrorKind::NotFound => suggestion::similar_file(path),
+            _ => None,
+        };
+        let hint = suggestion::clause(hint);
+        Self(format!("could not read {}: {error}{hint}", path.display()))
+    }
+}
 
 pub fn code_for_error(error: &anyhow::Error) -> u8 {
     for cause in error.chain() {

@@ -79,7 +79,7 @@ fn file_part(file: &Path) -> anyhow::Result<Value> {
                 .take(MAX_INPUT_BYTES as u64 + 1)
                 .read_to_end(&mut bytes)
         })
-        .map_err(|error| InvalidInput(format!("could not read {}: {error}", file.display())))?;
+        .map_err(|error| InvalidInput::unreadable(file, &error))?;
     let is_large = bytes.len() > MAX_INPUT_BYTES;
     let detected = MediaType::detect(&bytes).filter(|_| !is_large);
     let Some(media_type) = detected else {

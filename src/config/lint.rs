@@ -69,8 +69,7 @@ pub fn lint(config: &Config, positions: &Positions) -> Vec<Problem> {
             .as_deref()
             .filter(|key| keys().all(|it| it != *key))
         {
-            let hint = suggestion::closest(key, keys());
-            let hint = hint.map(|name| format!("did you mean \"{name}\"?"));
+            let hint = suggestion::did_you_mean(key, keys());
             let text = format!("{path}.match names the key {key}, but there is no such key");
             warn(&path, text, hint);
         }
@@ -79,8 +78,7 @@ pub fn lint(config: &Config, positions: &Positions) -> Vec<Problem> {
         let provider = model.split('/').next().unwrap_or_default();
         if !config.providers.contains_key(provider) {
             let known = config.providers.keys().map(String::as_str);
-            let closest = suggestion::closest(provider, known);
-            let hint = closest.map(|name| format!("did you mean \"{name}\"?"));
+            let hint = suggestion::did_you_mean(provider, known);
             let path = format!("prices.{}", quote_key(&model));
             let text = format!("{path}: there is no provider \"{provider}\"");
             warn(&path, text, hint);

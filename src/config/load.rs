@@ -27,6 +27,7 @@ use crate::settings::kinds::check_variable_name;
 use crate::settings::kinds::resolve_path;
 use crate::settings::positions::Positions;
 use crate::settings::section::read_section;
+use crate::settings::suggestion;
 use crate::settings::table_reader::{self, TableReader};
 
 /// The first of these that exists is read if no file is named: that of the working directory, and that of the system.
@@ -177,7 +178,7 @@ impl Sources {
             mut problems,
             ..
         } = self;
-        providers::add_builtin(&mut table);
+        providers::add_builtin(&mut table, &context);
         let (config, more) =
             table_reader::read_table(table, SAMPLE, context.home.as_deref(), |top| {
                 read_config(top, &context)
@@ -204,11 +205,13 @@ fn find_config_file(
         .or_else(|| env_value(environment, "AXED_CONFIG").map(|path| ("AXED_CONFIG", path.into())));
     match named {
         Some((_, path)) if path.is_file() => Ok(Some(path)),
-        Some((source, path)) => Err(ConfigError(format!(
-            "{source}: there is no config file {}; without it axed reads {}, whichever is there",
-            path.display(),
-            DEFAULT_FILES.join(" or ")
-        ))),
+        Some((source, path)) => {
+            let hint = suggestion::clause(suggestion::similar_file(&path));
+            let (path, others) = (path.display(), DEFAULT_FILES.join(" or "));
+            Err(ConfigError(format!(
+                "{source}: there is no config file {path}{hint}; without it axed reads {others}, whichever is there"
+            )))
+        }
         None => {
             let mut files = DEFAULT_FILES.iter().map(PathBuf::from);
             Ok(files.find(|path| path.is_file()))

@@ -24,7 +24,7 @@ use crate::engine::blocking::run_blocking;
 use crate::providers::registry::{ProviderRegistry, ProviderUnavailable};
 use crate::settings::document::{Problem, ProblemKind};
 use crate::settings::positions::{Positions, item};
-use crate::settings::suggestion;
+use crate::settings::suggestion::did_you_mean;
 use crate::ssrf::{self, SsrfGuard};
 use crate::tools::mcp::oauth::logins::LoginId;
 use crate::tools::mcp::oauth::logins::store::LoginStore;
@@ -595,10 +595,6 @@ fn models(agent: &Agent) -> Vec<(String, &ModelRef)> {
 /// The path without the item of its list.
 fn key_of(path: &str) -> &str {
     path.split('[').next().unwrap_or(path)
-}
-
-fn did_you_mean<'k>(typed: &str, known: impl IntoIterator<Item = &'k str>) -> Option<String> {
-    suggestion::closest(typed, known).map(|name| format!("did you mean \"{name}\"?"))
 }
 
 /// The warnings, each with the path of its key.

@@ -160,6 +160,15 @@ impl Problem {
         Self::new(ProblemCode::RunNotFound, detail)
     }
 
+    /// 404: the agent has no file. `known` are those that the client may have meant.
+    pub fn agent_not_found<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> Self {
+        // The contract fixes this text with the unquoted name, so control characters are escaped.
+        let quoted = truncate(name.escape_debug().to_string(), MAX_QUOTE);
+        let hint = did_you_mean(name, known);
+        let detail = format!("agent config not found: {quoted}{hint}");
+        Self::new(ProblemCode::AgentNotFound, detail)
+    }
+
     /// 404: the principal has no such session.
     pub fn session_not_found(name: &str) -> Self {
         let detail = format!("there is no session {}", quote(name));
@@ -367,14 +376,7 @@ impl From<StoreError> for Problem {
 impl From<LoadError> for Problem {
     fn from(error: LoadError) -> Self {
         match &error {
-            LoadError::NotFound(name) => Self::new(
-                ProblemCode::AgentNotFound,
-                // The contract fixes this text with the unquoted name, so control characters are escaped.
-                format!(
-                    "agent config not found: {}",
-                    truncate(name.escape_debug().to_string(), MAX_QUOTE)
-                ),
-            ),
+            LoadError::NotFound(name) => Self::agent_not_found(name, []),
             LoadError::Model(_) | LoadError::Invalid(_) => {
                 Self::new(ProblemCode::AgentInvalid, error.to_string())
             }
@@ -482,9 +484,7 @@ pub fn quote(text: &str) -> String {
 
 /// The known name that is closest to a mistyped one, as the end of a sentence; empty if none is close.
 pub fn did_you_mean<'a>(typed: &str, known: impl IntoIterator<Item = &'a str>) -> String {
-    suggestion::closest(typed, known)
-        .map(|name| format!("; did you mean {name:?}?"))
-        .unwrap_or_default()
+    suggestion::clause(suggestion::did_you_mean(typed, known))
 }
 
 fn truncate(mut text: String, max_chars: usize) -> String {

@@ -1,5 +1,7 @@
 //! `axed runs approve` and `deny`.
 
+use std::path::Path;
+
 use serde_json::Value;
 
 use crate::cli::client::{Client, Decision};
@@ -85,7 +87,7 @@ fn read_arguments(argument: &str) -> anyhow::Result<Value> {
         Some("-") => std::io::read_to_string(std::io::stdin())
             .map_err(|error| invalid(format!("could not read stdin: {error}")))?,
         Some(file) => std::fs::read_to_string(file)
-            .map_err(|error| invalid(format!("could not read {file}: {error}")))?,
+            .map_err(|error| invalid(InvalidInput::unreadable(Path::new(file), &error).0))?,
     };
     let value: Value =
         serde_json::from_str(&text).map_err(|error| invalid(format!("is not JSON: {error}")))?;

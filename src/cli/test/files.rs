@@ -24,9 +24,9 @@ pub fn find(paths: &[PathBuf]) -> anyhow::Result<Vec<FoundFile>> {
     let mut found = Vec::new();
     for path in paths {
         let metadata = fs::metadata(path).map_err(|error| {
+            let InvalidInput(message) = InvalidInput::unreadable(path, &error);
             invalid(format!(
-                "{}: {error}; axed runs save RUN {DEFAULT_DIR}/name.toml makes a recording",
-                path.display()
+                "{message}; axed runs save RUN {DEFAULT_DIR}/name.toml makes a recording"
             ))
         })?;
         let before = found.len();

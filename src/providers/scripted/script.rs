@@ -389,9 +389,8 @@ fn rewrite_serde_error(message: &str) -> String {
 }
 
 fn did_you_mean(key: &str, known: &[&str]) -> String {
-    suggestion::closest(key, known.iter().copied()).map_or_else(String::new, |closest| {
-        format!(", did you mean \"{closest}\"?")
-    })
+    let hint = suggestion::did_you_mean(key, known.iter().copied());
+    hint.map_or_else(String::new, |hint| format!(", {hint}"))
 }
 
 #[cfg(test)]

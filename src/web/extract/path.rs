@@ -224,6 +224,22 @@ impl FromRequestParts<AppState> for AgentPath {
     }
 }
 
+/// 404 if the agent has no file.
+pub fn require_agent(principal: &Principal, state: &AppState, name: &str) -> Result<(), Problem> {
+    match state.runner.catalog().current().entries.contains_key(name) {
+        true => Ok(()),
+        false => Err(unknown_agent(principal, state, name)),
+    }
+}
+
+/// 404, with the agent that the client may have meant.
+pub fn unknown_agent(principal: &Principal, state: &AppState, name: &str) -> Problem {
+    let agents = state.runner.catalog().current();
+    let known = agents.entries.keys().map(String::as_str);
+    let usable = known.filter(|known| principal.can_use_agent(known));
+    Problem::agent_not_found(name, usable)
+}
+
 /// `{name}` of a session's path. Responds 404 if it is not a session's name.
 pub struct SessionPath(pub String);
 

@@ -9,7 +9,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::json;
 
-use crate::catalog::{Entry, LoadError};
+use crate::catalog::Entry;
 use crate::config::KeyScope::{Admin, Read};
 use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::agent::{Agent, AgentSettings};
@@ -22,7 +22,7 @@ use crate::settings::section::{Audience, Section, show_section};
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
 use crate::web::extract::body::JsonBody;
-use crate::web::extract::path::AgentPath;
+use crate::web::extract::path::{AgentPath, require_agent, unknown_agent};
 use crate::web::extract::query::{KeyName, NoQuery, Query};
 use crate::web::openapi::examples;
 use crate::web::problem_code::ProblemCode::{self, MemoryDisabled, ProviderFailed};
@@ -85,12 +85,13 @@ async fn list(
 
 async fn get_agent(
     State(state): State<AppState>,
-    AgentPath(name): AgentPath,
+    (AgentPath(name), principal): (AgentPath, Principal),
     _: NoQuery,
     if_none_match: IfNoneMatch,
 ) -> Result<Response, Problem> {
     let agents = agent_check::inspected_agents(state.runner.catalog()).await;
-    let entry = agents.entries.get(&name).ok_or(LoadError::NotFound(name))?;
+    let entry = agents.entries.get(&name);
+    let entry = entry.ok_or_else(|| unknown_agent(&principal, &state, &name))?;
     let view = AgentView::new(entry);
     Ok(if_none_match.json_response(&view))
 }
@@ -101,6 +102,7 @@ async fn memory(
     principal: Principal,
     Query(query): Query<MemoryQuery>,
 ) -> Result<Response, Problem> {
+    require_agent(&principal, &state, &name)?;
     let owner = memory_owner(&state, &name, &principal, query)?;
     let data = state.runner.memory(&name, owner.as_deref()).await?;
     Ok(json_response(StatusCode::OK, &ListResponse { data }))
@@ -113,6 +115,7 @@ async fn gc(
     Query(query): Query<MemoryQuery>,
     JsonBody(GcRequest { dry_run }): JsonBody<GcRequest>,
 ) -> Result<Response, Problem> {
+    require_agent(&principal, &state, &name)?;
     let owner = memory_owner(&state, &name, &principal, query)?;
     let report = state
         .runner

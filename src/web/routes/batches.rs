@@ -20,10 +20,11 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
+use crate::catalog::LoadError;
 use crate::config::KeyScope::{Cancel, Read, Run};
 use crate::domain::batch::{Batch, BatchCounts, BatchId, BatchLine, MAX_LINES, MAX_RECORDING};
-use crate::domain::run::now;
 use crate::domain::counted::counted;
+use crate::domain::run::now;
 use crate::domain::timestamp_text;
 use crate::engine::request::StartError;
 use crate::store::StoreError;
@@ -37,7 +38,7 @@ use crate::web::error::{Problem, quote};
 use crate::web::extract::body::JsonBody;
 use crate::web::extract::idempotency::{self, RepeatKey};
 use crate::web::extract::link_prefix::LinkPrefix;
-use crate::web::extract::path::{AgentPath, Params};
+use crate::web::extract::path::{AgentPath, Params, unknown_agent};
 use crate::web::extract::provider_keys::NoProviderKeys;
 use crate::web::extract::query::{Cursor, NoQuery, Query};
 use crate::web::openapi::examples;
@@ -309,7 +310,7 @@ async fn create(
     {
         return replay(&state, &links, &batch, earlier).await;
     }
-    check_accepts(&state, &batch).await?;
+    check_accepts(&principal, &state, &batch).await?;
     let store = state.runner.store();
     let lines = timeout(MAX_RECORDING, add_lines(&state, &batch, &bytes)).await;
     let lines = match lines.unwrap_or_else(|_| Err(recording_timeout())) {
@@ -337,8 +338,17 @@ async fn create(
 }
 
 /// Whether runs of the agent can be accepted now.
-async fn check_accepts(state: &AppState, batch: &Batch) -> Result<(), Problem> {
-    state.runner.catalog().current().get(&batch.agent)?;
+async fn check_accepts(
+    principal: &Principal,
+    state: &AppState,
+    batch: &Batch,
+) -> Result<(), Problem> {
+    if let Err(error) = state.runner.catalog().current().get(&batch.agent) {
+        return Err(match error {
+            LoadError::NotFound(agent) => unknown_agent(principal, state, &agent),
+            error => error.into(),
+        });
+    }
     if state.runner.is_draining() {
         return Err(StartError::Draining.into());
     }

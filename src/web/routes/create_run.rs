@@ -13,6 +13,7 @@ use futures_util::FutureExt;
 use futures_util::future::Either;
 use serde_json::json;
 
+use crate::catalog::LoadError;
 use crate::config::KeyScope;
 use crate::domain::run::Run;
 use crate::domain::trace::TraceContext;
@@ -27,7 +28,7 @@ use crate::web::error::Problem;
 use crate::web::extract::accept::prefers_stream;
 use crate::web::extract::idempotency::{self, RepeatKey};
 use crate::web::extract::link_prefix::LinkPrefix;
-use crate::web::extract::path::AgentPath;
+use crate::web::extract::path::{AgentPath, require_agent, unknown_agent};
 use crate::web::extract::provider_keys;
 use crate::web::extract::query::Query;
 use crate::web::extract::run_request::{CreateRunRequest, build_run_request};
@@ -143,9 +144,8 @@ fn create(
     links: LinkPrefix,
     request: Request,
 ) -> impl Future<Output = Result<Response, Problem>> {
-    let owner = principal.key_name().map(str::to_owned);
     // Boxed and not awaited in a block, so that a waiting client keeps nothing of its request.
-    let starting = Box::pin(start(state, links, agent, owner, request));
+    let starting = Box::pin(start(state, links, agent, principal, request));
     starting.then(|outcome| match outcome {
         Ok(Outcome::Started(accepted)) => Either::Left(accepted.respond()),
         Ok(Outcome::Replayed(response)) => Either::Right(ready(Ok(response))),
@@ -186,9 +186,10 @@ async fn start(
     state: AppState,
     links: LinkPrefix,
     agent: String,
-    owner: Option<String>,
+    principal: Principal,
     request: Request,
 ) -> Result<Outcome, Problem> {
+    let owner = principal.key_name().map(str::to_owned);
     let ParsedRequest {
         body,
         response_mode,
@@ -233,6 +234,9 @@ async fn start(
             run,
             subscriber,
         })),
+        Err(StartError::Load(LoadError::NotFound(agent))) => {
+            Err(unknown_agent(&principal, &state, &agent))
+        }
         Err(error) => {
             let replayed = replay_refused(&state, &links, &response_mode, error, claim);
             replayed.await.map(Outcome::Replayed)
@@ -256,6 +260,7 @@ async fn dry_run(
 ) -> Result<Response, Problem> {
     let owner = principal.key_name().map(str::to_owned);
     let parsed = ParsedRequest::read(&state.settings, request).await?;
+    require_agent(&principal, &state, &agent)?;
     let run_request = RunRequest {
         provider_keys: parsed.provider_keys,
         ..build_run_request(parsed.body, agent, owner, &state.settings).await?

@@ -129,7 +129,7 @@ async fn what_does_not_exist_is_no_failure_of_the_daemon() {
         (&["runs", "list", "--limit", "0"], "use a number from 1 on"),
         (
             &["batch", "echo", "nowhere.jsonl"],
-            "nowhere.jsonl cannot be read",
+            "could not read nowhere.jsonl",
         ),
         (
             &["data", "check", "--data", "nowhere"],

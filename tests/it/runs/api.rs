@@ -204,6 +204,14 @@ async fn a_run_that_cannot_start_is_refused_at_once() {
         unknown.contains("agent config not found: ghost"),
         "{unknown}"
     );
+    for (path, body) in [("runs", json!({})), ("dry-run", json!({}))] {
+        let path = format!("/agents/slo/{path}");
+        let unknown = app.post(&path, &body).await.problem(404);
+        assert_eq!(
+            unknown,
+            "agent config not found: slo; did you mean \"solo\"?"
+        );
+    }
     let broken = post("broken", json!({})).await.problem(422);
     for part in ["broken", "modle", "model", "2"] {
         assert!(broken.contains(part), "{part} is missing in {broken}");
