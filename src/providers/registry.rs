@@ -86,7 +86,11 @@ pub enum ProviderUnavailable {
         /// The environment variable for the address.
         env: &'static str,
     },
-    #[error("API key for provider \"{name}\" is not configured (set {env} or add to config.toml)")]
+    // The contract fixes the text before the semicolon.
+    #[error(
+        "API key for provider \"{name}\" is not configured (set {env} or add to config.toml); in config/axed.toml it is api_key \
+         in [providers.{name}]"
+    )]
     MissingKey {
         name: String,
         /// The environment variable for the key.

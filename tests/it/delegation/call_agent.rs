@@ -239,7 +239,7 @@ async fn a_child_that_cannot_start_is_an_error_result() {
         results[7],
         failed(
             "keyless",
-            "API key for provider \"private\" is not configured (set PRIVATE_API_KEY or add to config.toml)"
+            "API key for provider \"private\" is not configured (set PRIVATE_API_KEY or add to config.toml); in config/axed.toml it is api_key in [providers.private]"
         )
     );
     let starts = [

@@ -33,7 +33,7 @@ async fn a_key_in_the_environment_is_enough_for_a_known_service() {
     for (agent, why) in [
         (
             "poor",
-            "API key for provider \"mistral\" is not configured (set MISTRAL_API_KEY or add to config.toml)",
+            "API key for provider \"mistral\" is not configured (set MISTRAL_API_KEY or add to config.toml); in config/axed.toml it is api_key in [providers.mistral]",
         ),
         (
             "cloud",

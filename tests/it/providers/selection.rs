@@ -139,7 +139,8 @@ fn a_provider_without_its_key_is_listed_but_unavailable() {
     let why = |name: &str| registry.get(name).err().map(|why| why.to_string());
     let missing = |name: &str, env: &str| {
         Some(format!(
-            "API key for provider \"{name}\" is not configured (set {env} or add to config.toml)"
+            "API key for provider \"{name}\" is not configured (set {env} or add to config.toml); in config/axed.toml it is \
+             api_key in [providers.{name}]"
         ))
     };
     assert_eq!(why("anthropic"), missing("anthropic", "ANTHROPIC_API_KEY"));

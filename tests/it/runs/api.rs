@@ -226,7 +226,7 @@ async fn a_run_that_cannot_start_is_refused_at_once() {
     let key = post("keyless", json!({})).await.problem(422);
     assert!(
         key.contains(
-            "API key for provider \"private\" is not configured (set PRIVATE_API_KEY or add to config.toml)"
+            "API key for provider \"private\" is not configured (set PRIVATE_API_KEY or add to config.toml); in config/axed.toml it is api_key in [providers.private]"
         ),
         "{key}"
     );
