@@ -15,6 +15,7 @@ use crate::store::runs::SessionQuery;
 pub mod held_time;
 pub mod run_diff;
 pub mod run_log;
+pub mod time_spent;
 pub mod tree_reads;
 
 /// Replaces omitted messages.

@@ -60,6 +60,8 @@ pub enum LoopOutcome {
     /// An ad-hoc sub-agent had no turn left; its last text is the result.
     Incomplete,
     Failed(Failure),
+    /// Its failure does not say yet where the time went.
+    TimedOut(Failure),
     Cancelled,
 }
 
@@ -105,7 +107,7 @@ pub fn error_ending(run: &ActiveRun, error: TurnError) -> Ending {
         TurnError::Cancelled => LoopOutcome::Cancelled,
         TurnError::Store(error) => return error.into(),
         TurnError::DeadlineExceeded => {
-            LoopOutcome::Failed(failures::deadline_exceeded(run.deadline()))
+            LoopOutcome::TimedOut(failures::deadline_exceeded(run.deadline()))
         }
         TurnError::Budget(exceeded) => LoopOutcome::Failed(failures::budget_exceeded(&exceeded)),
         TurnError::Provider(error) => LoopOutcome::Failed(failures::provider_error(&error)),

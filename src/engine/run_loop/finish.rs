@@ -6,11 +6,13 @@ use std::time::Duration;
 use crate::domain::counted::counted;
 use crate::domain::event::EventKind;
 use crate::domain::excerpt::TextExcerpt;
+use crate::domain::failure::Failure;
 use crate::domain::memory_entry;
 use crate::domain::run::{Outcome, Run, now};
 use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::admission::run_permits::RunPermits;
 use crate::engine::context::RunContext;
+use crate::engine::history::time_spent::TimeSpent;
 use crate::engine::memories::MemoryError;
 use crate::engine::record::run_record;
 use crate::engine::recovery::interrupted_runs;
@@ -34,6 +36,9 @@ pub async fn commit_end(
 ) -> Result<Arc<Run>, StoreError> {
     let run = &context.run;
     let loop_outcome = match ending.outcome {
+        Ok(LoopOutcome::TimedOut(failure)) => {
+            LoopOutcome::Failed(with_time_spent(context, failure).await)
+        }
         Ok(loop_outcome) => loop_outcome,
         Err(error) if ending.is_refused => return Err(error),
         Err(error) if run.is_unreadable(&error) => {
@@ -107,6 +112,20 @@ pub async fn commit_end(
     Ok(Arc::new(record))
 }
 
+/// The failure of a run that is out of time, with where the time went.
+async fn with_time_spent(context: &RunContext, failure: Failure) -> Failure {
+    // If the record cannot be read, the end will not be recorded either.
+    let spent = TimeSpent::of_run(context).await.unwrap_or_default();
+    let spent = spent.to_string();
+    match spent.is_empty() {
+        true => failure,
+        false => Failure {
+            message: format!("{}: {spent}", failure.message),
+            ..failure
+        },
+    }
+}
+
 /// Accepts no more messages of a run that ends, and warns of unread ones. Returns how many messages the run has, if that is
 /// known.
 async fn close_inbox(run: &ActiveRun, turn: u32) -> Option<u32> {
@@ -137,7 +156,9 @@ fn own_outcome(
             content: partial.unwrap_or_default(),
             structured: false,
         },
-        LoopOutcome::Failed(failure) => Outcome::Failed { failure, partial },
+        LoopOutcome::Failed(failure) | LoopOutcome::TimedOut(failure) => {
+            Outcome::Failed { failure, partial }
+        }
         LoopOutcome::Completed {
             content,
             structured,
@@ -245,6 +266,7 @@ async fn append_memory(
     let max = run.agent.memory.max_entries as usize;
     let (code, message) = match result {
         Ok(count) if max > 0 && count >= max => {
+            let entries = counted(count, "entry");
             let message = format!(
                 "memory of agent \"{}\" has {entries} (max_entries is {max}); run its garbage collection",
                 run.agent.name
@@ -266,7 +288,6 @@ pub fn finish(context: &RunContext, end_result: Result<Arc<Run>, StoreError>) ->
         context.run.publish_end(None);
         return None;
     }
-            let entries = counted(count, "entry");
     context.engine.active_runs.remove(context.run.scope.run);
     if context.run.parent.is_none() {
         let root = context.run.scope.root;

@@ -14,7 +14,10 @@ async fn a_run_past_its_deadline_fails_and_closes_its_connection() {
 
     let run = app.run("slow", "go").await;
 
-    assert_eq!(run.failure().0, "timeout");
+    assert_eq!(
+        run.failure(),
+        ("timeout", "timeout after 3s: 3s at the model")
+    );
     assert_eq!(run["error"]["category"], "timeout");
     app.provider.wait_for_disconnects(1).await;
 }
@@ -74,7 +77,7 @@ async fn each_call_has_the_callers_timeout() {
     assert_eq!(
         reported.tool_results(),
         [
-            "Error: sub-agent \"slow\" failed - timeout after 3s. You may retry or proceed without this result.",
+            "Error: sub-agent \"slow\" failed - timeout after 3s: 3s at the model. You may retry or proceed without this result.",
             "quick",
         ]
     );
@@ -106,7 +109,7 @@ async fn a_child_has_its_own_files_timeout() {
             .await
             .tool_results(),
         [
-            "Error: sub-agent \"slow\" failed - timeout after 1s. You may retry or proceed without this result."
+            "Error: sub-agent \"slow\" failed - timeout after 1s: 1s at the model. You may retry or proceed without this result."
         ]
     );
 }
