@@ -598,6 +598,17 @@ impl Daemon {
         Ok(())
     }
 
+    /// The address of the console, for a browser on this machine; `None` if it is turned off.
+    pub fn console_url(&self) -> Option<String> {
+        let (port, prefix) = (self.address.port(), &self.web.path_prefix);
+        let host = match self.address.ip().is_unspecified() {
+            true => format!("localhost:{port}"),
+            false => self.address.to_string(),
+        };
+        let is_served = self.web.clients.console;
+        is_served.then(|| format!("http://{host}{prefix}/ui/"))
+    }
+
     /// The agents, for a reload on SIGHUP.
     pub fn catalog(&self) -> &Arc<Catalog> {
         self.services.runner.catalog()

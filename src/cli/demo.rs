@@ -92,6 +92,7 @@ pub async fn demo(args: Args) -> anyhow::Result<ExitCode> {
         };
         if args.serve {
             print_requests(client.base(), &run)?;
+            output::eprint_line(format_args!("axed: the console is at {}ui/", client.base()));
             signals.wait_for_stop().await;
         }
         Ok(())

@@ -14,9 +14,9 @@ use crate::cli::exit::InvalidInput;
 use crate::cli::signals::{SignalAction, Signals};
 use crate::cli::sources::Sources;
 use crate::cli::{output, service_manager};
-use crate::config::Config;
 use crate::config::environment::process_environment;
 use crate::config::load::{self, Flags};
+use crate::config::{Config, LogFormat};
 use crate::settings::document::{self, ProblemKind};
 use crate::store::open;
 use crate::telemetry;
@@ -57,9 +57,18 @@ pub async fn serve(args: Args) -> anyhow::Result<ExitCode> {
     let config = load::load(&flags, &process_environment())?;
     check_urls(&config, &flags)?;
     telemetry::init(&config.telemetry).map_err(InvalidInput)?;
+    let log_format = telemetry::log_format(&config.telemetry);
     let signals = Signals::new()?;
     let daemon = Daemon::start(config, args.insecure_no_auth).await?;
     output::print_line(format_args!("axed listening on http://{}", daemon.address))?;
+    match (daemon.console_url(), log_format) {
+        (Some(url), LogFormat::Human) => {
+            output::eprint_line(format_args!("axed: the console is at {url}"));
+        }
+        // Whatever reads the log expects JSON.
+        (Some(url), LogFormat::Json) => info!("The console is at {url}"),
+        (None, _) => {}
+    }
 
     service_manager::notify_ready(daemon.address);
     let catalog = daemon.catalog().clone();

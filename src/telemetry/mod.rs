@@ -27,11 +27,7 @@ const LEVELS: &str = "off, error, warn, info, debug, trace";
 pub fn init(settings: &Telemetry) -> Result<(), String> {
     let filter = parse_filter(settings)?;
     let terminal = std::io::stderr().is_terminal();
-    let format = settings.log_format.unwrap_or(if terminal {
-        LogFormat::Human
-    } else {
-        LogFormat::Json
-    });
+    let format = log_format(settings);
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .log_internal_errors(false);
@@ -49,6 +45,15 @@ pub fn init(settings: &Telemetry) -> Result<(), String> {
         // This process logs already.
         Err(_) => Ok(()),
     }
+}
+
+/// The format of the log on stderr.
+pub fn log_format(settings: &Telemetry) -> LogFormat {
+    let is_terminal = std::io::stderr().is_terminal();
+    settings.log_format.unwrap_or(match is_terminal {
+        true => LogFormat::Human,
+        false => LogFormat::Json,
+    })
 }
 
 /// Checks the filter of the log.

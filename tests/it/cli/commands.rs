@@ -19,6 +19,8 @@ async fn serve_prints_one_line_and_exits_with_0_on_a_signal() {
         "{}",
         daemon.url
     );
+    let console = format!("The console is at {}/ui/", daemon.url);
+    daemon.wait_for_log(&console).await;
     let health = home.axed(&["health", "--server", &daemon.url]).await;
     assert_eq!(health.with(0), "");
     daemon.signal("INT");
@@ -30,6 +32,26 @@ async fn serve_prints_one_line_and_exits_with_0_on_a_signal() {
         "{}",
         health.err
     );
+}
+
+#[tokio::test]
+async fn the_console_is_named_to_people_unless_it_is_off() {
+    let home = Home::new();
+    let arguments = ["serve", "--listen", "127.0.0.1:0", "--log-format", "human"];
+    let mut daemon = Daemon::start(home.command(&arguments)).await;
+    let console = format!("axed: the console is at {}/ui/\n", daemon.url);
+    daemon.wait_for_log(&console).await;
+    let page = reqwest::Client::new().get(format!("{}/ui/", daemon.url));
+    let page = page.send().await;
+    assert_eq!(page.expect("a page").status(), 200);
+    daemon.signal("INT");
+    daemon.wait_for_exit().await;
+
+    home.write("config/axed.toml", "[clients]\nconsole = false\n");
+    let mut daemon = Daemon::start(home.command(&arguments)).await;
+    daemon.signal("INT");
+    daemon.wait_for_exit().await;
+    assert!(!daemon.log().contains("console"), "{}", daemon.log());
 }
 
 #[tokio::test]
@@ -113,6 +135,11 @@ async fn the_demo_can_keep_serving() {
     assert_eq!(answer.expect("an answer").status(), 200);
     signal(&child, "INT");
     let status = within_timeout("the end", child.wait()).await.expect("wait");
+    let line = within_timeout("a line", errors.next_line()).await;
+    let line = line.expect("read").expect("the console");
+    let console = line.strip_prefix("axed: the console is at ");
+    let page = reqwest::Client::new().get(console.expect("an address"));
+    assert_eq!(page.send().await.expect("a page").status(), 200);
     assert!(status.success(), "{status}");
     assert_eq!(leftovers(&home), [".keep"]);
 }
