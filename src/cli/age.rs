@@ -1,6 +1,6 @@
 //! Times and durations as people read them.
 
-use jiff::Timestamp;
+use jiff::{SpanRelativeTo, Timestamp};
 
 /// How long ago it was, such as `3m ago`.
 pub fn ago(then: Timestamp, now: Timestamp) -> String {
@@ -35,11 +35,19 @@ pub fn parse_seconds(text: &str) -> Result<u64, String> {
     }
 }
 
+/// The time that an age such as `7d` means; other texts as they are, because the daemon knows them.
+pub fn absolute_time(text: &str) -> String {
+    let age = text.trim().parse::<jiff::Span>().ok();
+    let age = age.and_then(|age| age.to_duration(SpanRelativeTo::days_are_24_hours()).ok());
+    let time = age.and_then(|age| Timestamp::now().checked_sub(age.abs()).ok());
+    time.map_or(text.to_owned(), |time| time.to_string())
+}
+
 #[cfg(test)]
 mod tests {
     use jiff::Timestamp;
 
-    use super::{ago, parse_seconds};
+    use super::{absolute_time, ago, parse_seconds};
 
     #[test]
     fn ages_have_one_unit() {
@@ -68,6 +76,18 @@ mod tests {
         }
         for text in ["", "x", "-1m", "500ms", "1.5", "2 monkeys"] {
             assert!(parse_seconds(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn ages_become_times_and_other_texts_stay() {
+        for (text, hours) in [("7d", 168), ("12h", 12), ("2w", 336), ("1d12h", 36)] {
+            let time: Timestamp = absolute_time(text).parse().expect(text);
+            let age = Timestamp::now().duration_since(time).as_secs();
+            assert!((hours * 3600..hours * 3600 + 60).contains(&age), "{text}");
+        }
+        for text in ["2026-01-31", "2026-01-31T00:00:00Z", "yesterday", ""] {
+            assert_eq!(absolute_time(text), text);
         }
     }
 }

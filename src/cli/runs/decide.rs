@@ -8,7 +8,7 @@ use crate::cli::client::{Client, Decision};
 use crate::cli::exit::InvalidInput;
 use crate::cli::output::{self, FormatArgs};
 use crate::cli::pending::PendingCall;
-use crate::cli::runs::view::parse_run;
+use crate::cli::runs::view::{explain_wait, parse_run};
 use crate::cli::server::DaemonArgs;
 use crate::domain::run_ref::RunRef;
 use crate::domain::terminal_text::sanitize_line;
@@ -106,14 +106,15 @@ async fn decide(args: &CallArgs, decision: &str, arguments: Option<&Value>) -> a
         (_, Some(_)) => "approving with other arguments",
     };
     for chosen in chosen_calls(&client, args, &id).await? {
-        let (run, call, hash) = match &chosen {
+        let (run, call, tool, hash) = match &chosen {
             ChosenCall::Pending(call) => {
                 let agent = sanitize_line(&call.agent);
                 output::eprint_line(format_args!("axed: {action}, of {agent}: {}", call.line()));
                 let hash = Some(call.arguments_hash.as_str());
-                (call.run_id.to_string(), call.tool_call_id.as_str(), hash)
+                let (run, tool) = (call.run_id.to_string(), Some(&call.tool));
+                (run, call.tool_call_id.as_str(), tool, hash)
             }
-            ChosenCall::Unknown(call) => (id.clone(), call.as_str(), None),
+            ChosenCall::Unknown(call) => (id.clone(), call.as_str(), None, None),
         };
         let decision_request = Decision {
             decision,
@@ -133,9 +134,10 @@ async fn decide(args: &CallArgs, decision: &str, arguments: Option<&Value>) -> a
             "approved"
         };
         output::print_line(format_args!(
-            "{} is {}: {} {past}",
+            "{} is {}: {}{} {past}",
             run.id,
             run.status.as_str(),
+            tool.map_or_else(String::new, |tool| format!("{} ", sanitize_line(tool))),
             sanitize_line(call)
         ))?;
     }
@@ -163,7 +165,9 @@ async fn chosen_calls(
     }
     if pending.is_empty() {
         let status = sanitize_line(run["status"].as_str().unwrap_or_default());
-        let message = format!("no tool call of {id} waits for approval; it is {status}");
+        let reason = parse_run(run)?.waiting_for.map(explain_wait);
+        let reason = reason.map_or_else(String::new, |reason| format!(" {reason}"));
+        let message = format!("no tool call of {id} waits for approval; it is {status}{reason}");
         return Err(InvalidInput(message).into());
     }
     if pending.len() > 1 && !args.all {

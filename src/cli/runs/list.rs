@@ -3,14 +3,18 @@
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use jiff::Timestamp;
 
-use crate::cli::age::{ago, seconds};
+use crate::cli::age::{absolute_time, ago, seconds};
+use crate::cli::client::Client;
 use crate::cli::output::{self, FormatArgs};
 use crate::cli::run;
 use crate::cli::runs::view::{RunDetails, parse_run};
 use crate::cli::server::DaemonArgs;
-use crate::cli::style::status_color;
+use crate::cli::style::{Color, status_color};
 use crate::cli::table::{Cell, Column, Table};
+use crate::domain::counted::counted;
+use crate::domain::message::shorten;
 use crate::domain::run::Status;
+use crate::settings::suggestion;
 
 /// Maximum number of runs of one page, as in the API.
 const MAX_PAGE_RUNS: usize = 200;
@@ -20,30 +24,34 @@ const COLUMNS: [Column; 7] = [
     Column::flexible("agent"),
     Column::text("status"),
     Column::number("age"),
-    Column::number("in"),
-    Column::number("out"),
+    Column::number("tokens"),
+    Column::number("usd"),
     Column::number("time"),
 ];
 /// With `-o wide`.
 const WIDE_COLUMNS: [Column; 6] = [
     Column::text("created"),
+    Column::number("in"),
+    Column::number("out"),
     Column::number("runs"),
     Column::number("turns"),
-    Column::number("usd"),
     Column::flexible("model"),
-    Column::flexible("error"),
 ];
+const LAST_COLUMN: Column = Column::flexible("error");
+/// Characters of an error on a terminal.
+const ERROR_CHARS: usize = 60;
 
 #[derive(Debug, clap::Args)]
 #[command(
     next_line_help = true,
     after_help = "Examples:
   axed runs list --agent planner --limit 10
-  axed runs list --status failed -o wide
+  axed runs list --status failed --since 2h
   axed runs list --label team=search -o json | jq -r .id
 
-IN and OUT are tokens of the run and its descendants. With -o json each run is
-one line. On a pipe, columns are separated by tabs."
+TOKENS and USD are those of the run and its descendants. ERROR is why a run
+failed or was cancelled, or what it waits for. With -o json each run is one
+line. On a pipe, columns are separated by tabs."
 )]
 pub struct List {
     /// Filter by agent
@@ -58,6 +66,9 @@ pub struct List {
     /// Filter by session
     #[arg(long, value_name = "NAME")]
     session: Option<String>,
+    /// Only runs accepted since then: an age such as 7d or 12h, a date, or a time
+    #[arg(long, value_name = "WHEN", value_parser = parse_since)]
+    since: Option<String>,
     /// Include child runs
     #[arg(long)]
     all: bool,
@@ -77,12 +88,24 @@ fn parse_limit(text: &str) -> Result<usize, String> {
     }
 }
 
+/// A date is its beginning in UTC.
+fn parse_since(text: &str) -> Result<String, String> {
+    let time = absolute_time(text);
+    let midnight = format!("{time}T00:00:00Z");
+    let times = [time, midnight];
+    let valid = times
+        .into_iter()
+        .find(|time| time.parse::<Timestamp>().is_ok());
+    valid.ok_or_else(|| "use an age such as 7d or 12h, a date, or a time".to_owned())
+}
+
 pub async fn list(args: &List) -> anyhow::Result<()> {
     let client = args.daemon.client()?;
     let filters = filters(args);
     let wide = args.format.is_wide();
     let more = WIDE_COLUMNS.iter().filter(|_| wide);
-    let mut table = Table::new(COLUMNS.iter().chain(more).copied());
+    let columns = COLUMNS.iter().chain(more).chain([&LAST_COLUMN]);
+    let mut table = Table::new(columns.copied());
     let mut runs = Vec::new();
     let mut cursor = None;
     let mut remaining = args.limit;
@@ -106,7 +129,11 @@ pub async fn list(args: &List) -> anyhow::Result<()> {
         return Ok(());
     }
     if runs.is_empty() {
-        output::eprint_line(format_args!("axed: no matching runs at {}", client.base()));
+        let hint = similar_agent(args, &client).await;
+        output::eprint_line(format_args!(
+            "axed: no matching runs at {}{hint}",
+            client.base()
+        ));
         return Ok(());
     }
     let now = Timestamp::now();
@@ -116,11 +143,22 @@ pub async fn list(args: &List) -> anyhow::Result<()> {
     table.print()?;
     if cursor.is_some() {
         output::eprint_line(format_args!(
-            "axed: there are more than {} runs; --limit N lists more",
-            args.limit
+            "axed: there are more than {}; --limit N lists more",
+            counted(args.limit, "run")
         ));
     }
     Ok(())
+}
+
+/// The agent that was perhaps meant, if there is none of this name.
+async fn similar_agent(args: &List, client: &Client) -> String {
+    let Some(agent) = &args.agent else {
+        return String::new();
+    };
+    // A hint is not worth an error.
+    let known = client.valid_agents().await.unwrap_or_default();
+    let known = known.iter().map(String::as_str);
+    suggestion::clause(suggestion::did_you_mean(agent, known))
 }
 
 fn filters(args: &List) -> Vec<(String, String)> {
@@ -135,6 +173,9 @@ fn filters(args: &List) -> Vec<(String, String)> {
     if let Some(session) = &args.session {
         filter("session", session);
     }
+    if let Some(since) = &args.since {
+        filter("since", since);
+    }
     if args.all {
         filter("all", "true");
     }
@@ -145,6 +186,7 @@ fn filters(args: &List) -> Vec<(String, String)> {
 }
 
 fn row(run: &RunDetails, now: Timestamp, wide: bool) -> Vec<Cell> {
+    let cost = run.tree.cost_usd.map(|usd| format!("{usd:.4}"));
     let mut cells = vec![
         match wide {
             true => Cell::new(run.id),
@@ -153,23 +195,24 @@ fn row(run: &RunDetails, now: Timestamp, wide: bool) -> Vec<Cell> {
         Cell::new(&run.agent),
         Cell::new(run.status.as_str()).colored(status_color(run.status)),
         Cell::new(ago(run.created_at, now)),
-        Cell::new(run.tree.input_tokens),
-        Cell::new(run.tree.output_tokens),
+        Cell::new(run.tree.input_tokens + run.tree.output_tokens),
+        Cell::new(cost.unwrap_or_default()),
         Cell::new(seconds(run.duration_ms)),
     ];
     if wide {
-        let failure = run.error.as_ref().map(|failure| failure.message.as_str());
-        let reason = failure.or(run.cancel_reason.as_deref());
-        let cost = run.tree.cost_usd.map(|usd| usd.to_string());
         cells.extend([
             Cell::new(format!("{:.0}", run.created_at)),
+            Cell::new(run.tree.input_tokens),
+            Cell::new(run.tree.output_tokens),
             Cell::new(run.tree.runs),
             Cell::new(run.turns),
-            Cell::new(cost.unwrap_or_default()),
             Cell::new(&run.model),
-            Cell::new(reason.unwrap_or_default()),
         ]);
     }
+    let reason = run.reason();
+    let color = run.error.is_some().then_some(Color::Red);
+    let short = shorten(&reason, ERROR_CHARS);
+    cells.push(Cell::new(&reason).or_short(short).colored(color));
     cells
 }
 

@@ -6,13 +6,15 @@ use jiff::Timestamp;
 use crate::cli::age::{ago, seconds};
 use crate::cli::client::TreeNode;
 use crate::cli::output::{self, FormatArgs};
-use crate::cli::runs::view::{RunDetails, UNKNOWN_RUN_FORMAT, parse_run};
+use crate::cli::pending::PendingCall;
+use crate::cli::runs::view::{RunDetails, UNKNOWN_RUN_FORMAT, explain_wait, parse_run};
 use crate::cli::server::DaemonArgs;
 use crate::cli::style::{Color, Styled, status_color};
 use crate::cli::tree::{self, Details};
-use crate::domain::run_ref::RunRef;
 use crate::domain::counted::counted;
+use crate::domain::run_ref::RunRef;
 use crate::domain::terminal_text::sanitize_line;
+use crate::domain::waiting_for::WaitingFor;
 
 #[derive(Debug, clap::Args)]
 #[command(
@@ -39,8 +41,10 @@ pub async fn show(args: &Show) -> anyhow::Result<()> {
     if args.format.is_json() {
         return output::print_json(&run);
     }
+    let pending = PendingCall::all_of(&client, &run).await?;
     let run = parse_run(run)?;
     print_facts(&run)?;
+    print_wait(&run, &pending, client.base())?;
     let content = run.content.as_ref().or(run.partial_content.as_ref());
     let (input, content) = (run.input.to_plain_text(), content.map(String::as_str));
     for (title, text) in [("input", Some(&*input)), ("content", content)] {
@@ -52,11 +56,38 @@ pub async fn show(args: &Show) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn print_facts(run: &RunDetails) -> anyhow::Result<()> {
-    let line = |key: &str, value: &str, color: Option<Color>| {
-        let key = Styled::default().colored(Color::Dim, format!("{key:<11}"));
-        output::print_styled(&key.colored(color, sanitize_line(value)))
+fn line(key: &str, value: &str, color: Option<Color>) -> anyhow::Result<()> {
+    let key = Styled::default().colored(Color::Dim, format!("{key:<11}"));
+    output::print_styled(&key.colored(color, sanitize_line(value)))
+}
+
+/// What the run waits for, and the commands that end the wait.
+fn print_wait(run: &RunDetails, pending: &[PendingCall], server: &str) -> anyhow::Result<()> {
+    let Some(waiting_for) = run.waiting_for.or(match pending {
+        [] => None,
+        _ => Some(WaitingFor::Approval),
+    }) else {
+        return Ok(());
     };
+    line("waits", explain_wait(waiting_for), Some(Color::Yellow))?;
+    let now = Timestamp::now();
+    for call in pending {
+        let (agent, age) = (&call.agent, ago(call.requested_at, now));
+        line(
+            "call",
+            &format!("{} (of {agent}, {age})", call.line()),
+            None,
+        )?;
+        line("", &call.approve_command(server), None)?;
+    }
+    if waiting_for == WaitingFor::Resume {
+        let command = format!("axed runs resume {} --server {server}", run.id);
+        line("", &command, None)?;
+    }
+    Ok(())
+}
+
+fn print_facts(run: &RunDetails) -> anyhow::Result<()> {
     line("run", &run.id.to_string(), None)?;
     if let Some(parent) = run.parent_id {
         line("parent", &parent.to_string(), None)?;

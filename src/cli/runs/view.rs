@@ -6,8 +6,11 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::domain::content::Content;
+use crate::domain::counted::counted;
 use crate::domain::failure::Failure;
 use crate::domain::run::{RunId, Status};
+use crate::domain::terminal_text::escape_json;
+use crate::domain::waiting_for::WaitingFor;
 
 #[derive(Deserialize)]
 pub struct RunDetails {
@@ -27,7 +30,49 @@ pub struct RunDetails {
     pub labels: serde_json::Map<String, Value>,
     pub cancel_reason: Option<String>,
     pub error: Option<Failure>,
+    pub waiting_for: Option<WaitingFor>,
+    #[serde(default)]
+    pub pending_approvals: Vec<WaitingCall>,
     pub tree: TreeUsage,
+}
+
+/// A call that waits for approval. Its arguments may be cut.
+#[derive(Deserialize)]
+pub struct WaitingCall {
+    pub tool: String,
+    pub arguments: Value,
+}
+
+impl RunDetails {
+    /// Why the run did not complete, or what it waits for, on one line; empty if there is nothing to say.
+    pub fn reason(&self) -> String {
+        if let Some(failure) = &self.error {
+            return failure.message.clone();
+        }
+        if let Some(reason) = &self.cancel_reason {
+            return reason.clone();
+        }
+        if let [call, others @ ..] = &self.pending_approvals[..] {
+            let arguments = escape_json(&call.arguments.to_string());
+            let more = match others.len() {
+                0 => String::new(),
+                more => format!(" and {}", counted(more, "more call")),
+            };
+            return format!("waits for approval of {}{more}: {arguments}", call.tool);
+        }
+        let waits = |it| format!("waits {}", explain_wait(it));
+        self.waiting_for.map_or_else(String::new, waits)
+    }
+}
+
+/// What a run waits for.
+pub fn explain_wait(waiting_for: WaitingFor) -> &'static str {
+    match waiting_for {
+        WaitingFor::Approval => "for approval",
+        WaitingFor::Resume => "until a client resumes it",
+        WaitingFor::ClientTools => "for the results of its client's tools",
+        WaitingFor::Batch => "for a batch of its provider",
+    }
 }
 
 /// Usage of a run and its descendants.

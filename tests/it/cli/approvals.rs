@@ -116,6 +116,37 @@ async fn the_only_call_that_waits_needs_no_id() {
 }
 
 #[tokio::test]
+async fn a_run_that_waits_shows_its_call_and_how_to_decide_it() {
+    let app = careful("").spawn().await;
+    app.provider
+        .will("planner", [delegates([("careful", "write")]), says("done")]);
+    app.provider.will("careful", [writes("a"), says("written")]);
+    let (id, request) = sent(&app, "planner").await;
+    let call = request["tool_call_id"].as_str().expect("an id");
+    let wait = "write_file {\"path\":\"a\",\"content\":\"new\"}";
+
+    let shown = axed(&app, &["runs", "show", &id]).await;
+    for line in [
+        "waits      for approval\n",
+        &format!("call       {wait} (of careful, "),
+        &format!(" {call} --server {}", app.daemon.url),
+    ] {
+        assert!(
+            shown.with(0).contains(line),
+            "{line} is not in {}",
+            shown.out
+        );
+    }
+    let listed = axed(&app, &["runs", "list", "--agent", "planner"]).await;
+    let reason = "\twaits for approval of write_file: {\"path\":\"a\",\"content\":\"new\"}\n";
+    assert!(listed.with(0).ends_with(reason), "{}", listed.out);
+    let approved = axed(&app, &["runs", "approve", &id]).await;
+    let reported = format!(": write_file {call} approved\n");
+    assert!(approved.with(0).ends_with(&reported), "{}", approved.out);
+    assert_eq!(app.find(&id).await.wait_for_end().await.output(), "done");
+}
+
+#[tokio::test]
 async fn several_calls_that_wait_are_listed() {
     let app = careful("").spawn().await;
     let file = |path: &str| ("write_file", json!({"path": path, "content": "\u{1b}[2J"}));

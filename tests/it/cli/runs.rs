@@ -78,7 +78,7 @@ async fn runs_are_listed_by_filter() {
             .map(str::to_owned)
     };
     assert!(
-        table.starts_with("run\tagent\tstatus\tage\tin\tout\ttime\n"),
+        table.starts_with("run\tagent\tstatus\tage\ttokens\tusd\ttime\terror\n"),
         "{table}"
     );
     let planner = line(&planner).expect("the planner's line");
@@ -86,11 +86,50 @@ async fn runs_are_listed_by_filter() {
     assert!(planner.contains("s ago\t"), "{planner}");
     let failed = line(&failed).expect("the failed one's line");
     assert!(failed.contains("\treader\tfailed\t"), "{failed}");
+    assert!(failed.contains("\tbad_request: "), "{failed}");
+    for (since, count) in [("1h", 3), ("2020-01-01", 3), ("2100-01-01T00:00:00Z", 0)] {
+        let listed = printed(&app, &["list", "--json", "--since", since]).await;
+        assert_eq!(ids(&listed).len(), count, "{since}");
+    }
+    let (code, _, err) = ended(&app, &app.daemon.url, &["list", "--since", "lunch"]).await;
+    assert_eq!(code, 2, "{err}");
     let wide = printed(&app, &["list", "-o", "wide", "--status", "failed"]).await;
-    assert!(wide.contains("\tturns\tusd\tmodel\terror\n"), "{wide}");
-    let (code, out, err) = ended(&app, &app.daemon.url, &["list", "--agent", "nobody"]).await;
+    assert!(wide.contains("\truns\tturns\tmodel\terror\n"), "{wide}");
+    let (code, out, err) = ended(&app, &app.daemon.url, &["list", "--agent", "raeder"]).await;
     assert_eq!((code, &*out), (0, ""));
     assert!(err.contains("no matching runs"), "{err}");
+    assert!(err.contains("did you mean \"reader\"?"), "{err}");
+}
+
+#[tokio::test]
+async fn a_list_fits_a_terminal_of_80_columns() {
+    let config = "[prices.\"anthropic/dear\"]\ninput = 1000000\noutput = 1000000";
+    let app = TestApp::setup()
+        .config(config)
+        .agent("researcher-of-manuals", "model = \"anthropic/dear\"")
+        .spawn()
+        .await;
+    let why = "the request is larger than the model's context window of 200000 tokens";
+    app.provider.will("dear", [says("done"), fails(400, why)]);
+    app.run("researcher-of-manuals", "go").await;
+    app.run("researcher-of-manuals", "go").await;
+    let arguments = [
+        "runs",
+        "list",
+        "--color",
+        "always",
+        "--server",
+        &app.daemon.url,
+    ];
+    let mut command = axed_command(&app.path("."), &arguments);
+    let output = within_timeout("the list", command.output()).await;
+    let listed = String::from_utf8(output.expect("run axed").stdout).expect("UTF-8");
+    let is_code = regex::Regex::new("\u{1b}\\[[0-9;]*m").expect("an expression");
+    let listed = is_code.replace_all(&listed, "");
+    assert!(listed.starts_with("run "), "{listed}");
+    for line in listed.lines() {
+        assert!(line.chars().count() <= 80, "{line}");
+    }
 }
 
 #[tokio::test]
