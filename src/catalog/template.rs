@@ -11,13 +11,21 @@ const WIDTH: usize = 116;
 /// The keys at the top that are set. All others are comments.
 const SET_KEYS: [&str; 2] = ["model", "system_prompt"];
 
-/// Returns a valid agent file for this name.
-pub fn template(name: &str) -> String {
+/// The model of a new agent.
+pub fn default_model() -> ModelRef {
+    default_models().next().unwrap_or_else(ModelRef::unset)
+}
+
+fn default_models() -> impl Iterator<Item = ModelRef> {
     let models = SHIPPED.defaults.iter();
-    let mut models = models.filter_map(|model| model.parse::<ModelRef>().ok());
+    models.filter_map(|model| model.parse().ok())
+}
+
+/// Returns a valid agent file for this name.
+pub fn template(name: &str, model: &ModelRef) -> String {
     let settings = AgentSettings {
-        model: models.next().unwrap_or_else(ModelRef::unset),
-        fallback_models: models.next().into_iter().collect(),
+        model: model.clone(),
+        fallback_models: default_models().skip(1).take(1).collect(),
         system_prompt:
             "You are a careful assistant. Answer in plain words, and say so when you do not know.\n"
                 .to_owned(),
@@ -34,6 +42,23 @@ pub fn template(name: &str) -> String {
          #   axed runs save RUN tests/{name}.toml && axed test\n\
          \n\
          name = \"{name}\"\n{keys}{tables}"
+    )
+}
+
+/// The script of a new agent whose model is one.
+pub fn script_template(name: &str) -> String {
+    format!(
+        "# The replies of scripted/{name}, one for each turn; the last one is repeated.\n\
+         # {{{{input}}}} is the last message, {{{{result.1}}}} the first result of the turn before.\n\
+         [[replies]]\n\
+         text = \"You wrote: {{{{input}}}}\"\n\
+         \n\
+         # A reply that calls a tool of the agent:\n\
+         # [[replies]]\n\
+         # text = \"I look.\"\n\
+         # [[replies.tool_calls]]\n\
+         # name = \"list_directory\"\n\
+         # arguments = {{ path = \".\" }}\n"
     )
 }
 
@@ -118,17 +143,17 @@ mod tests {
     use std::path::Path;
     use std::time::Duration;
 
-    use super::template;
+    use super::{default_model, template};
     use crate::catalog::read::read;
 
     #[test]
     fn every_key_has_a_value_or_an_example() {
-        insta::assert_snapshot!(template("helper"));
+        insta::assert_snapshot!(template("helper", &default_model()));
     }
 
     #[test]
     fn it_passes_the_check_as_it_is_and_with_every_key_uncommented() {
-        let plain = template("helper-1");
+        let plain = template("helper-1", &default_model());
         let file =
             read("helper-1", Path::new("helper-1.toml"), plain.as_bytes()).expect("an agent");
         assert_eq!(file.agent.name, "helper-1");

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use crate::catalog::agent_toml;
 use crate::catalog::reload::Catalog;
-use crate::catalog::template::template;
-use crate::catalog::{Entry, Rules};
+use crate::catalog::template::{default_model, script_template, template};
+use crate::catalog::{Entry, LoadError, Rules};
 use crate::cli::check::{Report, RequestedPath, check_agents};
 use crate::cli::exit::InvalidInput;
 use crate::cli::output;
@@ -19,9 +19,16 @@ use crate::cli::sources::{Sources, load_quiet_config};
 use crate::cli::style::Color;
 use crate::cli::table::{Cell, Column, Table};
 use crate::cli::whole_file;
+use crate::config::{Config, DEFAULT_SCRIPTS, ProviderKind};
 use crate::domain::agent::is_agent_name;
+use crate::domain::agent::model_ref::ModelRef;
+use crate::providers::registry::{ProviderRegistry, ProviderUnavailable};
 use crate::settings::document::Problem;
 use crate::settings::section::{Audience, show_section};
+use crate::settings::suggestion;
+
+/// The provider whose models are scripts.
+const SCRIPTED: &str = "scripted";
 
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
@@ -47,11 +54,23 @@ pub enum Command {
     },
     /// Write a new agent file that explains every key
     #[command(
-        after_help = "Example:\n  axed agents init helper && $EDITOR agents/helper.toml && axed run helper"
+        next_line_help = true,
+        after_help = "Without a key for a model's service, use a model of your own Ollama, or a script.
+
+Examples:
+  axed agents init helper
+  axed agents init helper --model ollama/qwen3:4b
+  axed agents init helper --scripted && axed run helper \"Say hello\""
     )]
     Init {
         /// Name of the new agent
         name: String,
+        /// Model of the new agent
+        #[arg(long, value_name = "PROVIDER/MODEL", conflicts_with = "scripted")]
+        model: Option<ModelRef>,
+        /// Let the agent reply from a script, which is written, too
+        #[arg(long)]
+        scripted: bool,
         #[command(flatten)]
         sources: Sources,
     },
@@ -80,7 +99,12 @@ pub fn agents(command: Command) -> anyhow::Result<ExitCode> {
             format,
             sources,
         } => show(&name, format, sources),
-        Command::Init { name, sources } => init(&name, sources),
+        Command::Init {
+            name,
+            model,
+            scripted,
+            sources,
+        } => init(&name, model, scripted, sources),
         Command::Check {
             paths,
             strict,
@@ -159,9 +183,14 @@ fn show(name: &str, format: FormatArgs, sources: Sources) -> anyhow::Result<Exit
     let config = load_quiet_config(&sources.flags())?;
     let rules = Rules::from_config(&config);
     let agents = Catalog::open(config.agents.dirs, rules).current();
-    let agent = agents
-        .get(name)
-        .map_err(|error| InvalidInput(error.to_string()))?;
+    let agent = agents.get(name).map_err(|error| {
+        let known = agents.entries.keys().map(String::as_str);
+        let hint = match error {
+            LoadError::NotFound(_) => suggestion::did_you_mean(name, known),
+            _ => None,
+        };
+        InvalidInput(format!("{error}{}", suggestion::clause(hint)))
+    })?;
     if format.is_json() {
         let mut settings = json!({"name": agent.name, "version": agent.version});
         if let Value::Object(settings) = &mut settings {
@@ -181,29 +210,112 @@ fn show(name: &str, format: FormatArgs, sources: Sources) -> anyhow::Result<Exit
     Ok(ExitCode::SUCCESS)
 }
 
-fn init(name: &str, sources: Sources) -> anyhow::Result<ExitCode> {
+fn init(
+    name: &str,
+    model: Option<ModelRef>,
+    is_scripted: bool,
+    sources: Sources,
+) -> anyhow::Result<ExitCode> {
     if !is_agent_name(name) {
         return Err(InvalidInput(format!(
             "\"{name}\" is no agent's name: 1 to 64 of the characters A-Z a-z 0-9 . _ -, the first a letter or a digit"
         ))
         .into());
     }
-    let dirs = load_quiet_config(&sources.flags())?.agents.dirs;
-    let dir = dirs.first().map_or(Path::new("agents"), PathBuf::as_path);
-    let path = dir.join(format!("{name}.toml"));
-    std::fs::create_dir_all(dir).with_context(|| format!("could not make {}", dir.display()))?;
-    match whole_file::create(&path, &template(name)) {
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-            return Err(InvalidInput(format!(
-                "{} is there already; choose another name or remove it",
-                path.display()
-            ))
-            .into());
+    let flags = sources.to_arguments();
+    let config = load_quiet_config(&sources.clone().flags())?;
+    let dir = config.agents.dirs.first();
+    let path = dir.map_or(Path::new("agents"), PathBuf::as_path);
+    let path = path.join(format!("{name}.toml"));
+    let mut written = vec![path.clone()];
+    let model = match is_scripted {
+        true => {
+            let script = script_dir(&config)?.join(format!("{name}.toml"));
+            write_new(&script, &script_template(name))?;
+            written.push(script);
+            Some(ModelRef {
+                provider: SCRIPTED.to_owned(),
+                model: name.to_owned(),
+            })
         }
-        written => written.with_context(|| format!("could not write {}", path.display()))?,
+        false => model,
+    };
+    let model = model.unwrap_or_else(default_model);
+    if let Err(error) = write_new(&path, &template(name, &model)) {
+        if is_scripted {
+            // The script is of no use without its agent.
+            let _ = std::fs::remove_file(&written[1]);
+        }
+        return Err(error);
     }
-    output::print_line(format_args!("{}", path.display()))?;
+    for path in &written {
+        output::print_line(format_args!("{}", path.display()))?;
+    }
+    print_next_steps(name, &path, &model, &flags, sources)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Where the scripts of the provider `scripted` are.
+fn script_dir(config: &Config) -> anyhow::Result<PathBuf> {
+    let configured = config.providers.get(SCRIPTED);
+    let configured = configured.map_or(&[][..], |provider| &provider.scripts);
+    match configured.iter().find(|path| !path.is_file()) {
+        Some(dir) => Ok(dir.clone()),
+        None if configured.is_empty() => Ok(config.config_dir.join(DEFAULT_SCRIPTS)),
+        None => Err(InvalidInput(format!(
+            "[providers.{SCRIPTED}] scripts of {} names no directory for the new script; add one",
+            config.config_file.display()
+        ))
+        .into()),
+    }
+}
+
+/// Writes a file that must not exist, with its directory.
+fn write_new(path: &Path, text: &str) -> anyhow::Result<()> {
+    if let Some(dir) = path.parent() {
+        let made = std::fs::create_dir_all(dir);
+        made.with_context(|| format!("could not make {}", dir.display()))?;
+    }
+    match whole_file::create(path, text) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Err(InvalidInput(format!(
+            "{} is there already; choose another name or remove it",
+            path.display()
+        ))
+        .into()),
+        written => written.with_context(|| format!("could not write {}", path.display())),
+    }
+}
+
+/// What to do with the new agent, on stderr.
+fn print_next_steps(
+    name: &str,
+    path: &Path,
+    model: &ModelRef,
+    flags: &str,
+    sources: Sources,
+) -> anyhow::Result<()> {
+    // As a daemon that starts now: a script was written.
+    let config = load_quiet_config(&sources.flags())?;
+    let registry = ProviderRegistry::build(&config.providers)?;
+    if let Err(unavailable) = registry.get(&model.provider) {
+        output::eprint_line(format_args!("axed: before the first run: {unavailable}"));
+        if matches!(unavailable, ProviderUnavailable::MissingKey { .. }) {
+            output::eprint_line(format_args!(
+                "axed: without a key: axed agents init OTHER --model ollama/qwen3:4b, or --scripted"
+            ));
+        }
+    }
+    if config.providers.get(&model.provider).map(|it| it.kind) == Some(ProviderKind::Ollama) {
+        let model = &model.model;
+        output::eprint_line(format_args!(
+            "axed: before the first run: ollama pull {model}"
+        ));
+    }
+    output::eprint_line(format_args!(
+        "axed: to check and run it:\n  axed agents check {}{flags}\n  axed run {name} \"Say hello\"{flags}",
+        path.display()
+    ));
+    Ok(())
 }
 
 fn check(

@@ -23,6 +23,15 @@ impl Sources {
         self.config.is_some() || !self.agents.is_empty()
     }
 
+    /// As arguments of another command, each with a space before it.
+    pub fn to_arguments(&self) -> String {
+        let config = self.config.iter().map(|file| ("config", file));
+        let agents = self.agents.iter().map(|dir| ("agents", dir));
+        let flags = config.chain(agents);
+        let flags = flags.map(|(flag, path)| format!(" --{flag} {}", path.display()));
+        flags.collect()
+    }
+
     pub fn flags(self) -> Flags {
         Flags {
             config: self.config,

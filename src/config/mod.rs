@@ -561,6 +561,8 @@ choice! {
     }
 }
 
+/// The directory of a scripted provider's scripts, beside the configuration file, if it names none.
+pub const DEFAULT_SCRIPTS: &str = "scripts";
 pub const DEFAULT_BATCH_POLL: Duration = Duration::from_secs(60);
 
 /// Bytes.

@@ -12,7 +12,9 @@ use crate::config::models::lookup::{Models, ProviderModels};
 use crate::config::models::row::ModelRow;
 use crate::config::presets::{PRESETS, Preset, find_preset, is_openai_host};
 use crate::config::secrets::{is_secret_set, read_secret, source_variable};
-use crate::config::{DEFAULT_BATCH_POLL, DEFAULT_MAX_REPLY, OpenAiApi, Provider, ProviderKind};
+use crate::config::{
+    DEFAULT_BATCH_POLL, DEFAULT_MAX_REPLY, DEFAULT_SCRIPTS, OpenAiApi, Provider, ProviderKind,
+};
 use crate::domain::service::Service;
 use crate::settings::choice::Choice;
 use crate::settings::document::{Node, Origin, Table, Value};
@@ -25,7 +27,7 @@ use crate::settings::table_reader::{MAX_COUNT, TableReader};
 const OLLAMA_PORT: u16 = 11_434;
 
 /// Adds the providers that need no configuration.
-pub(in crate::config) fn add_builtin(top: &mut Table) {
+pub(in crate::config) fn add_builtin(top: &mut Table, context: &LoadContext<'_>) {
     let empty = || Node {
         origin: Origin::File { line: 1, column: 1 },
         value: Value::Table(Table::new()),
@@ -33,7 +35,10 @@ pub(in crate::config) fn add_builtin(top: &mut Table) {
     let providers = top.entry("providers".to_owned()).or_insert_with(empty);
     if let Value::Table(providers) = &mut providers.value {
         let presets = PRESETS.iter().map(|preset| preset.name);
-        for name in ["anthropic", "openai", "ollama"].into_iter().chain(presets) {
+        let has_scripts = context.config_dir.join(DEFAULT_SCRIPTS).is_dir();
+        let scripted = has_scripts.then_some("scripted");
+        let builtin = ["anthropic", "openai", "ollama"].into_iter();
+        for name in builtin.chain(scripted).chain(presets) {
             providers.entry(name.to_owned()).or_insert_with(empty);
         }
     }
@@ -278,7 +283,9 @@ fn read_scripts(
     context: &LoadContext<'_>,
 ) -> Vec<PathBuf> {
     let Some(node) = s.peek("scripts") else {
-        return Vec::new();
+        let default = context.config_dir.join(DEFAULT_SCRIPTS);
+        let is_used = kind == ProviderKind::Scripted && default.is_dir();
+        return Vec::from_iter(is_used.then_some(default));
     };
     let mut scripts: Vec<PathBuf> = Vec::new();
     FilePath.read(s, "scripts", &mut scripts);

@@ -120,8 +120,10 @@ async fn the_demo_prints_a_tree_and_leaves_no_files() {
 async fn the_demo_can_keep_serving() {
     let home = Home::new();
     let mut command = home.command(&["demo", "--serve"]);
-    let mut child = command.stdout(Stdio::piped()).spawn().expect("start axed");
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("start axed");
     let mut lines = BufReader::new(child.stdout.take().expect("stdout")).lines();
+    let mut errors = BufReader::new(child.stderr.take().expect("stderr")).lines();
     let url = loop {
         let line = within_timeout("a line", lines.next_line())
             .await
@@ -133,13 +135,13 @@ async fn the_demo_can_keep_serving() {
     };
     let answer = reqwest::Client::new().get(&url).send().await;
     assert_eq!(answer.expect("an answer").status(), 200);
-    signal(&child, "INT");
-    let status = within_timeout("the end", child.wait()).await.expect("wait");
     let line = within_timeout("a line", errors.next_line()).await;
     let line = line.expect("read").expect("the console");
     let console = line.strip_prefix("axed: the console is at ");
     let page = reqwest::Client::new().get(console.expect("an address"));
     assert_eq!(page.send().await.expect("a page").status(), 200);
+    signal(&child, "INT");
+    let status = within_timeout("the end", child.wait()).await.expect("wait");
     assert!(status.success(), "{status}");
     assert_eq!(leftovers(&home), [".keep"]);
 }
@@ -191,6 +193,98 @@ async fn a_new_agent_file_is_valid_and_never_overwrites() {
     assert_eq!(home.read("agents/helper.toml"), written);
     home.axed(&["agents", "init", "../helper"]).await.with(2);
     home.axed(&["agents", "check"]).await.with(0);
+    // Placeholders of its examples are no names of this agent.
+    assert!(written.contains("with `{name}` for values of the input"));
+    for line in [
+        "(set ANTHROPIC_API_KEY or add to config.toml); in config/axed.toml it is api_key in [providers.anthropic]",
+        "--model ollama/qwen3:4b, or --scripted",
+        "\n  axed agents check agents/helper.toml\n  axed run helper \"Say hello\"\n",
+    ] {
+        assert!(ended.err.contains(line), "{line} is not in {}", ended.err);
+    }
+}
+
+#[tokio::test]
+async fn a_new_agent_can_do_without_a_key() {
+    let home = Home::new();
+    // Nothing is configured.
+    fs::remove_dir_all(home.path().join("config")).expect("no configuration");
+    let ended = home.axed(&["agents", "init", "parrot", "--scripted"]).await;
+    assert_eq!(
+        ended.with(0),
+        "agents/parrot.toml\nconfig/scripts/parrot.toml\n"
+    );
+    assert!(!ended.err.contains("before the first run"), "{}", ended.err);
+    home.axed(&["agents", "check", "--strict"]).await.with(0);
+    let run = home.axed(&["run", "parrot", "Say hello"]).await;
+    assert_eq!(run.with(0), "You wrote: Say hello\n");
+
+    let model = ["--model", "ollama/qwen3:4b"];
+    let ended = home
+        .axed(&[&["agents", "init", "own"][..], &model].concat())
+        .await;
+    ended.with(0);
+    assert!(
+        home.read("agents/own.toml")
+            .contains("\nmodel = \"ollama/qwen3:4b\"\n")
+    );
+    assert!(ended.err.contains("ollama pull qwen3:4b"), "{}", ended.err);
+    for refused in [["--model", "gpt"], ["--model", "ollama/x"]] {
+        let arguments = [&["agents", "init", "own"][..], &refused].concat();
+        home.axed(&arguments).await.with(2);
+    }
+
+    // With scripts of its own.
+    home.write(
+        "config/axed.toml",
+        "[providers.scripted]\nscripts = [\"../lines\"]\n",
+    );
+    let ended = home.axed(&["agents", "init", "actor", "--scripted"]).await;
+    assert_eq!(
+        ended.with(0).lines().nth(1),
+        Some("config/../lines/actor.toml")
+    );
+    home.axed(&["run", "actor", "go"]).await.with(0);
+}
+
+#[tokio::test]
+async fn a_mistyped_name_is_answered_with_the_one_that_was_meant() {
+    let home = Home::new();
+    home.agent("helper", "", ECHO);
+    home.write("pictures/photo.png", "");
+    home.write("lines.jsonl", "");
+    home.write("config/other.toml", "");
+    for (arguments, hint) in [
+        (&["agents", "show", "hepler"][..], "\"helper\""),
+        (&["run", "helpr", "go"], "\"helper\""),
+        (
+            &[
+                "run",
+                "helper",
+                "go",
+                "--dry-run",
+                "--model",
+                "scripted/helper",
+                "--file",
+                "pictures/foto.png",
+            ],
+            "\"pictures/photo.png\"",
+        ),
+        (&["batch", "helper", "line.jsonl"], "\"lines.jsonl\""),
+        (
+            &["agents", "check", "agents/helpre.toml"],
+            "\"agents/helper.toml\"",
+        ),
+        (
+            &["agents", "list", "--config", "config/othre.toml"],
+            "\"config/other.toml\"",
+        ),
+    ] {
+        let ended = home.axed(arguments).await;
+        ended.with(2);
+        let hint = format!("did you mean {hint}?");
+        assert!(ended.err.contains(&hint), "{arguments:?}: {}", ended.err);
+    }
 }
 
 #[tokio::test]

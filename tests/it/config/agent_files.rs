@@ -209,7 +209,10 @@ fn every_agent_that_ships_is_valid() {
 #[test]
 fn the_template_is_a_valid_agent() {
     let dir = tempfile::tempdir().expect("a directory");
-    write(&dir.path().join("new.toml"), &template::template("new"));
+    write(
+        &dir.path().join("new.toml"),
+        &template::template("new", &template::default_model()),
+    );
     let agents = Catalog::open(vec![dir.path().to_owned()], Rules::default()).current();
     assert_eq!(agents.get("new").expect("an agent").name, "new");
 }
