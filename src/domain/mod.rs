@@ -39,6 +39,7 @@ pub mod service;
 pub mod skill;
 pub mod stack;
 pub mod structured;
+pub mod suspension;
 pub mod terminal_text;
 pub mod text_diff;
 pub mod text_template;

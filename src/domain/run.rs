@@ -13,6 +13,7 @@ use uuid::Uuid;
 use crate::domain::approval::ApprovalRequest;
 use crate::domain::content::Content;
 use crate::domain::failure::Failure;
+use crate::domain::suspension::SuspensionCause;
 use crate::domain::usage::{TreeUsage, Usage};
 use crate::domain::waiting_for::WaitingFor;
 use crate::domain::warning::RunWarning;
@@ -343,6 +344,8 @@ pub struct Run {
     pub warnings: Vec<RunWarning>,
     /// The calls of the run and its descendants that wait for approval, as far as the store has read them.
     pub pending_approvals: Vec<PendingApproval>,
+    /// Why its tree is suspended. Only the process that drives it knows, and records nothing of it.
+    pub suspended: Option<SuspensionCause>,
     /// Whether its texts are only their beginnings.
     pub is_cut: bool,
     /// What it took over; `None` for other runs.
@@ -450,6 +453,7 @@ impl Run {
             waited_ms: 0,
             waiting_for: None,
             pending_approvals: Vec::new(),
+            suspended: None,
             is_cut: false,
             fork: None,
             warnings: Vec::new(),

@@ -402,7 +402,7 @@ impl Runner {
         {
             return Ok(Some(run));
         }
-        Ok(self.store().run(id).await?.map(Arc::new))
+        Ok(self.run(id).await?.map(Arc::new))
     }
 
     /// Like [`Runner::wait`], but also returns when the run comes to wait for a person. `seen` is a record in which it
@@ -429,7 +429,7 @@ impl Runner {
         };
         match tokio::time::timeout(timeout, changed).await {
             Ok(Some(run)) => Ok(Some(run)),
-            Ok(None) | Err(_) => Ok(self.store().run(id).await?.map(Arc::new)),
+            Ok(None) | Err(_) => Ok(self.run(id).await?.map(Arc::new)),
         }
     }
 
@@ -466,6 +466,20 @@ impl Runner {
             }
             changed.await;
         }
+    }
+
+    /// The record of a run, with whether its tree is suspended here.
+    pub async fn run(&self, id: RunId) -> Result<Option<Run>, StoreError> {
+        let run = self.store().run(id).await?;
+        Ok(run.and_then(|run| self.with_suspensions(vec![run]).pop()))
+    }
+
+    /// Records of runs, with whether their trees are suspended here.
+    pub fn with_suspensions(&self, mut runs: Vec<Run>) -> Vec<Run> {
+        for run in runs.iter_mut().filter(|run| !run.status.is_terminal()) {
+            run.suspended = self.engine.active_runs.suspension(run.root_id);
+        }
+        runs
     }
 
     /// Whether this process drives the run, or another node the tree of this root.

@@ -49,7 +49,7 @@ impl Runner {
     ) -> Result<Option<Arc<Run>>, StoreError> {
         let receiver = self.spawn_cancel(id, reason);
         receiver.await.unwrap_or(Err(StoreError::Closed))?;
-        Ok(self.store().run(id).await?.map(Arc::new))
+        Ok(self.run(id).await?.map(Arc::new))
     }
 
     /// Like [`Runner::cancel`], for a caller that cannot wait. A cancellation that fails is logged.
@@ -96,7 +96,7 @@ impl Runner {
             Some(decided) => decided,
             None => decision::decide(engine, id, call, decision).await,
         }?;
-        let run = self.store().run(id).await?;
+        let run = self.run(id).await?;
         run.ok_or(DecideError::RunNotFound(id))
     }
 
@@ -213,7 +213,7 @@ impl Runner {
             }
         });
         let is_changed = receiver.await.unwrap_or(Err(StoreError::Closed.into()))?;
-        let run = self.store().run(id).await?;
+        let run = self.run(id).await?;
         let run = run.ok_or(HoldError::RunNotFound(id))?;
         Ok((Arc::new(run), is_changed))
     }

@@ -85,7 +85,7 @@ macro_rules! of_target {
 const COUNT_PENDING: &str = concat!(
     "SELECT count(*) AS pending FROM (SELECT id ",
     pending!(),
-    " LIMIT :max) first"
+    " LIMIT :max) counted"
 );
 const FIRST_PENDING: &str = block!("");
 /// Those behind an owner and a host.

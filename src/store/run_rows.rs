@@ -247,6 +247,7 @@ fn run_with_task(row: &Row<'_>, task: Option<String>) -> StoreResult<Run> {
         last_event: row.get(C::LastEvent as usize)?,
         waiting_for: row.json(C::WaitingFor as usize)?,
         pending_approvals: Vec::new(),
+        suspended: None,
         is_cut: false,
         warnings: row.json(C::Warnings as usize)?.unwrap_or_default(),
         fork: row.json(C::Fork as usize)?,

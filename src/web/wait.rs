@@ -124,7 +124,7 @@ async fn until_closing(
     let outcome = tokio::select! {
         biased;
         found = outcome => found,
-        () = state.closing.cancelled() => state.runner.store().run(run.id).await.map(|run| run.map(Arc::new)),
+        () = state.closing.cancelled() => state.runner.run(run.id).await.map(|run| run.map(Arc::new)),
     };
     match outcome {
         Ok(current) => current.unwrap_or_else(|| Arc::clone(run)),

@@ -95,6 +95,7 @@ class Run(TypedDict):
     session: str | None
     forked_from: ForkedFrom | None
     waiting_for: str | None
+    suspended: str | None
     pending_approvals: list[PendingApproval]
     warnings: list[Warning]
     error: RunError | None

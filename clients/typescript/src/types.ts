@@ -91,6 +91,7 @@ export interface Run {
   session: string | null;
   forked_from: ForkedFrom | null;
   waiting_for: string | null;
+  suspended: string | null;
   pending_approvals: PendingApproval[];
   warnings: Warning[];
   error: RunError | null;

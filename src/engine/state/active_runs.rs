@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::domain::run::RunId;
+use crate::domain::suspension::SuspensionCause;
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::kept_reply::ReplySpace;
 use crate::engine::state::turn_log::LargeBodies;
@@ -46,6 +47,11 @@ impl ActiveRuns {
     /// The number of runs, including queued ones.
     pub fn count(&self) -> usize {
         self.lock().len()
+    }
+
+    /// Why the tree of this root is suspended; `None` if it is not, or if this process does not drive it.
+    pub fn suspension(&self, root: RunId) -> Option<SuspensionCause> {
+        self.get(root)?.tree.suspension.cause()
     }
 
     pub fn suspend(&self, root: RunId, error: &StoreError) {

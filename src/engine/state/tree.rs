@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use crate::domain::message::ToolResult;
 use crate::domain::run::RunId;
+use crate::domain::suspension::SuspensionCause;
 use crate::domain::webhook::Webhook;
 use crate::engine::state::ad_hoc_quotas::AdHocQuotas;
 use crate::engine::state::budget::Budgets;
@@ -114,17 +115,6 @@ impl Tree {
     }
 }
 
-/// Why a tree is suspended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SuspensionCause {
-    /// The store may fail for every run.
-    Store,
-    /// The store works, and has refused the write.
-    Refused,
-    /// What was read of this tree is damaged, which says nothing about the store.
-    Damage,
-}
-
 /// Whether the tree is suspended, and the state that is kept until it is resumed.
 #[derive(Debug, Default)]
 pub struct TreeSuspension {
@@ -154,24 +144,29 @@ impl TreeSuspension {
         self.cause.get().is_some()
     }
 
+    /// Why it is suspended; `None` if it is not.
+    pub fn cause(&self) -> Option<SuspensionCause> {
+        self.cause.get().copied()
+    }
+
     /// Marks the tree as suspended by this error; returns whether it was already.
     pub fn mark(&self, error: &StoreError) -> bool {
         let cause = match error {
-            StoreError::Refused(_) => SuspensionCause::Refused,
-            error if error.is_damage() => SuspensionCause::Damage,
-            _ => SuspensionCause::Store,
+            StoreError::Refused(_) => SuspensionCause::WriteRefused,
+            error if error.is_damage() => SuspensionCause::RecordDamaged,
+            _ => SuspensionCause::StoreFailed,
         };
         self.cause.set(cause).is_err()
     }
 
     /// Whether it was suspended by what is damaged of it.
     pub fn is_by_damage(&self) -> bool {
-        self.cause.get() == Some(&SuspensionCause::Damage)
+        self.cause.get() == Some(&SuspensionCause::RecordDamaged)
     }
 
     /// Whether the store failed, and not only what was written of this tree.
     pub fn is_by_store(&self) -> bool {
-        self.cause.get() == Some(&SuspensionCause::Store)
+        self.cause.get() == Some(&SuspensionCause::StoreFailed)
     }
 
     /// How often in a row the tree was suspended before, each time but the first soon after it was resumed.

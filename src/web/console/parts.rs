@@ -65,7 +65,11 @@ fn run_row(
                     }
                 }
             }
-            td.state { (format::status(run.status)) @if let Some(cause) = waiting_for(run) { span.muted.small { (cause) } } }
+            td.state {
+                (format::status(run.status))
+                @if let Some(cause) = run.suspended { span.muted.small { (cause.describe()) } }
+                @else if let Some(cause) = waiting_for(run) { span.muted.small { (cause) } }
+            }
             td.main {
                 a href=(request.run_href(run.id)) { @if input.is_empty() { "(no input)" } @else { (input) } }
                 span.muted.small {

@@ -11,6 +11,7 @@ use serde_json::value::RawValue;
 use crate::domain::content::Content;
 use crate::domain::failure::Failure;
 use crate::domain::run::{ForkedFrom, PendingApproval, Reused, Run, RunId, Status};
+use crate::domain::suspension::SuspensionCause;
 use crate::domain::timestamp_text;
 use crate::domain::usage::{TreeUsage, Usage};
 use crate::domain::waiting_for::WaitingFor;
@@ -66,6 +67,8 @@ pub struct RunView<'a> {
     forked_from: Option<ForkedFrom>,
     /// What the run waits for; null unless its status is `waiting`.
     waiting_for: Option<WaitingFor>,
+    /// Why the run is suspended with its tree; null if it is not, or if another node drives it.
+    suspended: Option<SuspensionCause>,
     /// The tool calls of the run and its descendants that wait for approval, at most 100.
     pending_approvals: &'a [PendingApproval],
     /// What went wrong without failing the run.
@@ -119,6 +122,7 @@ impl<'a> RunView<'a> {
             session: run.session.as_deref(),
             forked_from: run.fork.as_ref().and_then(|fork| fork.from),
             waiting_for: run.waiting_for.filter(|_| run.status == Status::Waiting),
+            suspended: run.suspended,
             pending_approvals: &run.pending_approvals,
             parent_id: run.parent_id,
             root_id: run.root_id,

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::pin::pin;
-use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::{FromRequestParts, Request, State};
@@ -27,6 +26,7 @@ use crate::domain::counted::counted;
 use crate::domain::run::now;
 use crate::domain::timestamp_text;
 use crate::engine::request::StartError;
+use crate::engine::runner::Runner;
 use crate::store::StoreError;
 use crate::store::batches::{BatchChange, BatchKey, BatchQuery, LineQuery};
 use crate::store::run_store::RunStore;
@@ -559,11 +559,10 @@ async fn results(
     _: NoQuery,
     VisibleBatch(batch): VisibleBatch,
 ) -> Result<Response, Problem> {
-    let store = Arc::clone(state.runner.store());
     let is_cancelled = batch.cancel_reason.is_some();
     let links = (*links).to_owned();
     let parts = stream::try_unfold(0, move |from| {
-        let (store, links) = (Arc::clone(&store), links.clone());
+        let (runner, links) = (state.runner.clone(), links.clone());
         async move {
             let query = LineQuery {
                 batch: batch.id,
@@ -571,7 +570,7 @@ async fn results(
                 limit: READ_LINES,
                 only_open: false,
             };
-            let part = read_part(store.as_ref(), query, &links, is_cancelled).await;
+            let part = read_part(&runner, query, &links, is_cancelled).await;
             part.map_err(io::Error::other)
         }
     });
@@ -581,17 +580,17 @@ async fn results(
 
 /// A part of the results with the number of the next line; `None` after the last one.
 async fn read_part(
-    store: &dyn RunStore,
+    runner: &Runner,
     query: LineQuery,
     links: &str,
     is_cancelled: bool,
 ) -> Result<Option<(Bytes, u32)>, StoreError> {
-    let lines = store.batch_lines(query).await?;
+    let lines = runner.store().batch_lines(query).await?;
     let mut part = Vec::new();
     let mut next = query.from;
     for line in lines {
         next = line.index + 1;
-        write_result(store, &line, links, is_cancelled, &mut part).await?;
+        write_result(runner, &line, links, is_cancelled, &mut part).await?;
         if part.len() >= MAX_PART_BYTES {
             break;
         }
@@ -600,14 +599,14 @@ async fn read_part(
 }
 
 async fn write_result(
-    store: &dyn RunStore,
+    runner: &Runner,
     line: &BatchLine,
     links: &str,
     is_cancelled: bool,
     part: &mut Vec<u8>,
 ) -> Result<(), StoreError> {
     let run = match line.run {
-        Some(id) => store.run(id).await?,
+        Some(id) => runner.run(id).await?,
         None => None,
     };
     let problem: Option<Box<RawValue>> = line

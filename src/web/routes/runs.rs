@@ -276,6 +276,7 @@ pub async fn visible_page(
     };
     let RunPage { runs, next } = store.list(filter).await?;
     let runs = principal.visible_runs(runs, store.as_ref()).await?;
+    let runs = state.runner.with_suspensions(runs);
     Ok(RunPage { runs, next })
 }
 
@@ -334,7 +335,7 @@ async fn children(
         && let Some((child, _)) = remaining.next()
     {
         // It may have been deleted in the meantime.
-        if let Some(run) = store.run(*child).await? {
+        if let Some(run) = state.runner.run(*child).await? {
             bytes += run.text_bytes();
             runs.push(run);
         }
@@ -426,7 +427,7 @@ async fn delete(
 
 /// Reads the run from the store; 404 if there is none.
 pub async fn require_run(state: &AppState, id: RunId) -> Result<Run, Problem> {
-    let run = state.runner.store().run(id).await?;
+    let run = state.runner.run(id).await?;
     run.ok_or_else(|| Problem::run_not_found(id))
 }
 

@@ -250,6 +250,7 @@ async fn get_session(
     runs.truncate(limit);
     let next_cursor = runs.last().filter(|_| has_more).map(|run| run.id);
     let runs = principal.visible_runs(runs, store.as_ref()).await?;
+    let runs = state.runner.with_suspensions(runs);
     if runs.is_empty() && is_first {
         let any_query = SessionQuery {
             status: None,

@@ -121,6 +121,10 @@ async fn a_delivery_is_committed_with_its_write(opened: &Opened) {
     let early = Timestamp::from_millisecond(1).expect("a time");
     let early = due(store, early, &[], &[]).await;
     assert!(early.deliveries.is_empty() && early.next_due_at.is_some());
+    for (max, expected) in [(10, 2), (1, 1)] {
+        let count = store.count_pending(max).await.expect("a count");
+        assert_eq!(count, expected);
+    }
 }
 
 /// PostgreSQL's times are those of its own clock.

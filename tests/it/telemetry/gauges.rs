@@ -4,8 +4,11 @@ use axed::config::environment::process_environment;
 use serde_json::json;
 
 use crate::support::app::{ApiResponse, TestApp, send};
+use crate::support::daemon::axed_command;
+use crate::support::gate::Gate;
 use crate::support::provider::answer::{calls, fails, hangs, says};
 use crate::support::webhook_receiver::{ReceiverReply, WebhookReceiver};
+use crate::support::within_timeout;
 use crate::telemetry::metrics::{Page, scrape};
 use crate::tools::approvals;
 use crate::webhooks::messages;
@@ -16,8 +19,9 @@ const MCP_SERVER: &str = include_str!("../tools/mcp/server.py");
 #[tokio::test]
 async fn calls_that_wait_for_approval_are_counted_with_the_age_of_the_oldest() {
     let app = approvals::careful("").spawn().await;
+    let writes = || approvals::writes("a.txt");
     app.provider
-        .always("careful", |_| approvals::writes("a.txt"));
+        .will("careful", [writes(), writes(), says("done")]);
     let before = scrape(&app).await;
     assert_eq!(before.of("axed_approvals_pending"), 0.0);
     assert_eq!(before.of("axed_approvals_oldest_age_seconds"), 0.0);
@@ -28,7 +32,6 @@ async fn calls_that_wait_for_approval_are_counted_with_the_age_of_the_oldest() {
     let page = Page::read(&app.get_until("/metrics", is_old).await);
     assert_eq!(page.of("axed_approvals_pending"), 2.0);
     assert_eq!(page.of("axed_inputs_pending"), 0.0);
-    app.provider.always("careful", |_| says("done"));
     approvals::approve(&app, &first).await;
     let page = scrape(&app).await;
     assert_eq!(page.of("axed_approvals_pending"), 1.0);
@@ -37,15 +40,73 @@ async fn calls_that_wait_for_approval_are_counted_with_the_age_of_the_oldest() {
 #[tokio::test]
 async fn a_restart_does_not_make_an_approval_younger() {
     let mut app = approvals::careful("").spawn().await;
-    app.provider
-        .always("careful", |_| approvals::writes("a.txt"));
+    app.provider.will("careful", [approvals::writes("a.txt")]);
     approvals::sent(&app, "careful").await;
-    let age = "axed_approvals_oldest_age_seconds";
-    let before = scrape(&app).await.of(age);
+    let list = app.get("/approvals").await.json();
+    let requested_at = list["data"][0]["requested_at"].as_str();
+    let requested_at: jiff::Timestamp =
+        requested_at.and_then(|at| at.parse().ok()).expect("a time");
     app.restart_after_end().await;
     let waits = |got: &ApiResponse| Page::read(got).of("axed_approvals_pending") == 1.0;
-    let after = Page::read(&app.get_until("/metrics", waits).await).of(age);
-    assert!(after > before, "{before} {after}");
+    app.get_until("/metrics", waits).await;
+
+    let waited = jiff::Timestamp::now().duration_since(requested_at);
+    let age = scrape(&app).await.of("axed_approvals_oldest_age_seconds");
+    assert!(age >= waited.as_secs_f64() - 0.001, "{age} {waited:?}");
+}
+
+/// The store takes no writes for a while.
+#[tokio::test]
+async fn a_suspended_run_is_seen_wherever_somebody_looks() {
+    let app = TestApp::setup().agent("solo", "").spawn().await;
+    let gate = Gate::closed();
+    let door = gate.clone();
+    app.provider
+        .always("solo", move |_| says("done").after_gate(&door));
+    let run = app.start("solo", "go").await;
+    app.provider.wait_for_request("solo", 1).await;
+    assert_eq!(run.reload().await["suspended"], json!(null));
+    assert_eq!(health(&app).await, (Some(0), String::new()));
+
+    let lock = app.database().lock();
+    gate.open();
+    app.daemon.wait_for_log("runs stay suspended").await;
+
+    assert_eq!(run.reload().await["suspended"], "store_failed");
+    let list = app.get("/runs").await.json();
+    assert_eq!(list["data"][0]["suspended"], "store_failed");
+    for page in ["/ui/".to_owned(), format!("/ui/runs/{}", run.id())] {
+        let page = app.get(&page).await.text;
+        assert!(page.contains("suspended until the store works"), "{page}");
+    }
+    let is_known = |got: &ApiResponse| Page::read(got).of("axed_store_writable") == 0.0;
+    let page = Page::read(&app.get_until("/metrics", is_known).await);
+    assert_eq!(page.of("axed_runs_suspended"), 1.0);
+    assert_eq!(page.of("axed_ready"), 0.0);
+    let (code, text) = health(&app).await;
+    assert_eq!(code, Some(1));
+    assert!(
+        text.starts_with("axed: the daemon is not ready: store: "),
+        "{text}"
+    );
+
+    lock.release();
+    assert_eq!(run.wait_for_end().await["suspended"], json!(null));
+    let is_well = |got: &ApiResponse| Page::read(got).of("axed_ready") == 1.0;
+    let page = Page::read(&app.get_until("/metrics", is_well).await);
+    assert_eq!(page.of("axed_runs_suspended"), 0.0);
+    assert_eq!(page.of("axed_store_writable"), 1.0);
+}
+
+/// The exit code of `axed health`, and what it says.
+async fn health(app: &TestApp) -> (Option<i32>, String) {
+    let args = ["health", "--server", &app.daemon.url];
+    let mut command = axed_command(&app.path(""), &args);
+    let ended = within_timeout("axed health", command.output())
+        .await
+        .expect("axed");
+    let text = String::from_utf8_lossy(&ended.stderr).into_owned();
+    (ended.status.code(), text)
 }
 
 #[tokio::test]

@@ -109,7 +109,7 @@ fn heading(request: &ConsoleRequest, run: &Run) -> Markup {
                     " " code.muted { (short_id(run.id)) }
                 }
                 dl #state.line data-live {
-                    div { dt { "Status" } dd { (format::status(run.status)) @if let Some(cause) = parts::waiting_for(run) { " " span.muted { (cause) } } } }
+                    div { dt { "Status" } dd { (format::status(run.status)) @if let Some(cause) = run.suspended { " " span.status.failed { (cause.describe()) } } @else if let Some(cause) = parts::waiting_for(run) { " " span.muted { (cause) } } } }
                     div { dt { "Duration" } dd { (format::duration(run.duration_ms(now))) } }
                     div {
                         dt { "Tokens" }

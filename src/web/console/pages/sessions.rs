@@ -100,6 +100,7 @@ pub async fn session_page(request: ConsoleRequest) -> Result<Page, Problem> {
         format!("{}?{query}", request.href(&format!("/sessions/{name}")))
     });
     let runs = request.principal.visible_runs(runs, store.as_ref()).await?;
+    let runs = request.state.runner.with_suspensions(runs);
     if runs.is_empty() && before.is_none() {
         return Err(Problem::session_not_found(name));
     }
