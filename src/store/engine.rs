@@ -19,9 +19,10 @@ pub trait Engine: Send + Sync + 'static {
     /// As [`Self::read`], of lists that leave out the runs that stay unreadable: see [`Reader::leaves_out`].
     fn read_list<T: Send + 'static>(
         &self,
+        mode: ReadMode,
         read: impl for<'r> FnOnce(&'r Reader) -> BoxFuture<'r, StoreResult<T>> + Clone + Send + 'static,
     ) -> BoxFuture<'_, StoreResult<T>> {
-        self.read(ReadMode::Snapshot, read)
+        self.read(mode, read)
     }
 
     fn queue(&self) -> &WriteQueue;

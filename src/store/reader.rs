@@ -15,7 +15,7 @@ pub enum Reader {
     Postgres(PostgresReader),
 }
 
-/// What a read needs of PostgreSQL.
+/// What a read needs. With SQLite every one sees one snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadMode {
     /// It executes one statement.
@@ -25,6 +25,12 @@ pub enum ReadMode {
     /// As `Statement`, for what reads more the more a tenant has stored: only a few of them at a time.
     Long,
     LongSnapshot,
+}
+
+impl ReadMode {
+    pub fn is_long(self) -> bool {
+        matches!(self, Self::Long | Self::LongSnapshot)
+    }
 }
 
 impl Reader {

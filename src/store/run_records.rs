@@ -52,11 +52,15 @@ impl<E: Engine> RunRecords for E {
     }
 
     fn list(&self, filter: RunFilter) -> BoxFuture<'_, Result<RunPage, StoreError>> {
-        self.read_list(move |db| Box::pin(async move { run_lists::list(db, &filter).await }))
+        self.read_list(ReadMode::Snapshot, move |db| {
+            Box::pin(async move { run_lists::list(db, &filter).await })
+        })
     }
 
     fn session_runs(&self, query: SessionQuery) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
-        self.read_list(move |db| Box::pin(async move { run_lists::session_runs(db, &query).await }))
+        self.read_list(ReadMode::Snapshot, move |db| {
+            Box::pin(async move { run_lists::session_runs(db, &query).await })
+        })
     }
 
     fn runs_named(
@@ -122,7 +126,9 @@ impl<E: Engine> RunRecords for E {
     }
 
     fn unfinished_runs(&self) -> BoxFuture<'_, Result<Vec<UnfinishedRun>, StoreError>> {
-        self.read_list(|db| Box::pin(run_queries::unfinished_runs(db)))
+        self.read_list(ReadMode::Snapshot, |db| {
+            Box::pin(run_queries::unfinished_runs(db))
+        })
     }
 
     fn claimed_run(

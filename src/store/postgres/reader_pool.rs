@@ -54,9 +54,9 @@ impl ReaderPool {
         mode: ReadMode,
         read: impl for<'r> FnOnce(&'r Reader) -> BoxFuture<'r, Result<T, StoreError>> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let permit = match mode {
-            ReadMode::Long | ReadMode::LongSnapshot => Some(self.long_read_permit().await?),
-            ReadMode::Statement | ReadMode::Snapshot => None,
+        let permit = match mode.is_long() {
+            true => Some(self.long_read_permit().await?),
+            false => None,
         };
         let connections = self.connections.clone();
         let read = async move {

@@ -122,18 +122,19 @@ fn open_writer(
 impl Engine for SqliteStore {
     fn read<T: Send + 'static>(
         &self,
-        _: ReadMode,
+        mode: ReadMode,
         read: impl for<'r> FnOnce(&'r Reader) -> BoxFuture<'r, StoreResult<T>> + Clone + Send + 'static,
     ) -> BoxFuture<'_, StoreResult<T>> {
-        Box::pin(self.readers.read(read))
+        Box::pin(self.readers.read_in(mode, read))
     }
 
     fn read_list<T: Send + 'static>(
         &self,
+        mode: ReadMode,
         read: impl for<'r> FnOnce(&'r Reader) -> BoxFuture<'r, StoreResult<T>> + Clone + Send + 'static,
     ) -> BoxFuture<'_, StoreResult<T>> {
         Box::pin(async move {
-            match self.readers.read(read.clone()).await {
+            match self.readers.read_in(mode, read.clone()).await {
                 Err(StoreError::Malformed(_)) => self.readers.read_without_malformed(read).await,
                 found => found,
             }

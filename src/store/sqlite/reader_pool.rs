@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use crate::store::StoreError;
-use crate::store::reader::Reader;
+use crate::store::reader::{ReadMode, Reader};
 use crate::store::sqlite::reader::SqliteReader;
 use crate::store::sqlite::schema;
 
@@ -36,6 +36,8 @@ type ReadJob = Box<dyn FnOnce(Result<&Reader, StoreError>) + Send>;
 pub struct ReaderPool {
     file: PathBuf,
     max_threads: usize,
+    /// Permits of reads that may take long: others find a thread meanwhile, unless there is only one.
+    long_reads: Arc<Semaphore>,
     /// `None` after the store was closed.
     state: Mutex<Option<PoolState>>,
     /// When a read last stayed damaged through all attempts; a reread that succeeds resets it.
@@ -66,14 +68,40 @@ impl ReaderPool {
             }),
             threads: Vec::new(),
         };
+        let max_threads = std::thread::available_parallelism()
+            .map_or(2, usize::from)
+            .clamp(1, MAX_READERS);
         Self {
             file,
-            max_threads: std::thread::available_parallelism()
-                .map_or(2, usize::from)
-                .clamp(1, MAX_READERS),
+            max_threads,
+            long_reads: Arc::new(Semaphore::new(max_threads.saturating_sub(1).max(1))),
             state: Mutex::new(Some(state)),
             gave_up_at: Mutex::default(),
         }
+    }
+
+    /// As [`Self::read`]. What may take long waits for a permit.
+    pub async fn read_in<T: Send + 'static>(
+        &self,
+        mode: ReadMode,
+        read: impl for<'r> FnOnce(&'r Reader) -> BoxFuture<'r, Result<T, StoreError>>
+        + Clone
+        + Send
+        + 'static,
+    ) -> Result<T, StoreError> {
+        if !mode.is_long() {
+            return self.read(read).await;
+        }
+        let permit = Arc::clone(&self.long_reads).acquire_owned().await;
+        let permit = Arc::new(permit.map_err(|_| StoreError::Closed)?);
+        self.read(move |db| {
+            Box::pin(async move {
+                // Kept until the read has ended, also if the caller gives up.
+                let _permit = permit;
+                read(db).await
+            })
+        })
+        .await
     }
 
     /// As [`Self::read`], without the runs that SQLite cannot read.
