@@ -35,6 +35,7 @@ pub mod run_excerpt;
 pub mod run_path;
 pub mod run_ref;
 pub mod schedule;
+pub mod search_text;
 pub mod service;
 pub mod skill;
 pub mod stack;

@@ -94,7 +94,12 @@ const CRATES: &[(&str, &[&str])] = &[
     ("similar", &["domain/text_diff", "cli/test", "web/console"]),
     (
         "regex",
-        &["domain/redaction", "engine/recording", "cli/test"],
+        &[
+            "domain/redaction",
+            "domain/search_text",
+            "engine/recording",
+            "cli/test",
+        ],
     ),
     ("anyhow", &["main", "cli", "app"]),
     ("notify", &["catalog"]),
