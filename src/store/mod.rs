@@ -49,6 +49,7 @@ pub mod run_queries;
 pub mod run_records;
 pub mod run_requests;
 pub mod run_rows;
+pub mod run_search;
 pub mod run_store;
 pub mod runs;
 pub mod schedules;

@@ -20,14 +20,14 @@ use crate::store::sql::value::{free_text, params};
 use crate::store::sqlite;
 use crate::store::{StoreError, run_queries, run_rows};
 
-/// Runs with these ids, newest first, until the stored texts of those before have so many bytes.
+/// Whether a run `r` has one of these ids, and the stored texts of the newer ones have fewer bytes than this.
+pub const WITHIN_BYTES: &str = "r.id IN (SELECT p.id FROM (SELECT q.id, sum(octet_length(q.input) + coalesce(octet_length(q.task), 0) + \
+     coalesce(octet_length(q.content), 0) + coalesce(octet_length(q.partial_content), 0)) \
+     OVER (ORDER BY q.id DESC ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before \
+     FROM runs q WHERE q.id = ANY(:ids)) p WHERE coalesce(p.bytes_before, 0) < :bytes)";
+
 static PAGE: LazyLock<Texts> = LazyLock::new(|| {
-    run_rows::select_with_approvals(
-        "r.id IN (SELECT p.id FROM (SELECT q.id, sum(octet_length(q.input) + coalesce(octet_length(q.task), 0) + \
-         coalesce(octet_length(q.content), 0) + coalesce(octet_length(q.partial_content), 0)) \
-         OVER (ORDER BY q.id DESC ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before \
-         FROM runs q WHERE q.id = ANY(:ids)) p WHERE coalesce(p.bytes_before, 0) < :bytes) ORDER BY r.id DESC",
-    )
+    run_rows::select_with_approvals(&format!("{WITHIN_BYTES} ORDER BY r.id DESC"))
 });
 
 /// Runs whose ids begin or end so. SQLite's rows are sorted by id, but with all their columns, so that the ids to look
@@ -69,16 +69,24 @@ enum IfDamaged {
 
 /// A page of runs, newest first.
 pub async fn list(db: &Reader, filter: &RunFilter) -> StoreResult<RunPage> {
-    let Matches { ids, next } = match db {
-        Reader::Sqlite(reader) => reader.with(|db| sqlite::search::search(db, filter))?,
-        Reader::Postgres(_) => postgres::search::search(db, filter).await?,
-    };
-    let mut runs = load_page(db, &ids, filter.cut_texts, IfDamaged::LeaveOut).await?;
+    let matches = find(db, filter).await?;
+    load(db, filter, matches).await
+}
+
+/// The runs that match a filter, without what [`RunFilter::compares_rows`].
+pub async fn find(db: &Reader, filter: &RunFilter) -> StoreResult<Matches> {
+    match db {
+        Reader::Sqlite(reader) => reader.with(|db| sqlite::search::search(db, filter)),
+        Reader::Postgres(_) => postgres::search::search(db, filter).await,
+    }
+}
+
+/// Reads the runs of a page.
+pub async fn load(db: &Reader, filter: &RunFilter, matches: Matches) -> StoreResult<RunPage> {
+    let Matches { ids, next } = matches;
+    let runs = load_page(db, &ids, filter.cut_texts, IfDamaged::LeaveOut).await?;
     let last = runs.last().map(|run| run.id);
     let ends_early = last.filter(|id| Some(id) != ids.last());
-    if let Some(min_cost) = filter.min_cost {
-        runs.retain(|run| run.tree.usage.cost.is_some_and(|cost| cost >= min_cost));
-    }
     Ok(RunPage {
         runs,
         next: ends_early.or(next),

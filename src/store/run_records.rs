@@ -17,7 +17,9 @@ use crate::store::runs::{
     ChildCall, RunFilter, RunPage, RunRecords, SessionQuery, UnfinishedRun, WriteFailedFn,
 };
 use crate::store::write_queue::job::Task;
-use crate::store::{ClaimedRun, IdempotencyKey, StoreError, Write, run_lists, run_queries};
+use crate::store::{
+    ClaimedRun, IdempotencyKey, StoreError, Write, run_lists, run_queries, run_search,
+};
 
 impl<E: Engine> RunRecords for E {
     fn write(&self, write: Write) -> BoxFuture<'_, Result<u64, StoreError>> {
@@ -52,6 +54,9 @@ impl<E: Engine> RunRecords for E {
     }
 
     fn list(&self, filter: RunFilter) -> BoxFuture<'_, Result<RunPage, StoreError>> {
+        if filter.compares_rows() {
+            return Box::pin(run_search::list(self, filter));
+        }
         self.read_list(ReadMode::Snapshot, move |db| {
             Box::pin(async move { run_lists::list(db, &filter).await })
         })

@@ -1,11 +1,13 @@
 //! Reads runs from their columns.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 use uuid::Uuid;
 
 use crate::domain::content::Content;
+use crate::domain::failure::Failure;
 use crate::domain::run::{Depth, PendingApproval, Run, RunId, now};
 use crate::domain::usage::{Cost, ModelUsage, TokenUsage, TreeUsage, Usage};
 use crate::store::ResumeState;
@@ -82,12 +84,24 @@ macro_rules! run_columns {
 
 run_columns!(names, "", "", "", "", "");
 
-/// A run with its texts. Long ones are in a table of their own in SQLite.
+/// The input. Long ones are in a table of their own in SQLite.
+macro_rules! input {
+    () => {
+        "{CASE WHEN r.input IS NULL THEN (SELECT t.input FROM texts t WHERE t.run = r.id) ELSE r.input END|r.input}"
+    };
+}
+macro_rules! input_is_parts {
+    () => {
+        "{typeof(CASE WHEN r.input IS NULL THEN (SELECT t.input FROM texts t WHERE t.run = r.id) ELSE r.input END) = 'blob'\
+         |r.input_is_parts}"
+    };
+}
+
+/// A run with its texts.
 const RUN_COLUMNS: &str = run_columns!(
     list,
-    "{CASE WHEN r.input IS NULL THEN (SELECT t.input FROM texts t WHERE t.run = r.id) ELSE r.input END|r.input}",
-    "{typeof(CASE WHEN r.input IS NULL THEN (SELECT t.input FROM texts t WHERE t.run = r.id) ELSE r.input END) = 'blob'\
-     |r.input_is_parts}",
+    input!(),
+    input_is_parts!(),
     "{CASE WHEN r.input IS NULL THEN (SELECT t.task FROM texts t WHERE t.run = r.id) ELSE r.task END|r.task}",
     "r.content",
     "r.partial_content"
@@ -103,6 +117,16 @@ const SUMMARY_COLUMNS: &str = run_columns!(
      |substring(r.task FROM 1 FOR 8196)}",
     "NULL::bytea",
     "NULL::bytea"
+);
+
+/// What a search compares: see [`compared_row`].
+const COMPARED_COLUMNS: &str = concat!(
+    "r.id, r.finished_at, r.tree_cost, r.error, CASE WHEN :reads_texts::boolean THEN ",
+    input!(),
+    " END AS input, ",
+    input_is_parts!(),
+    " AS input_is_parts, CASE WHEN :reads_texts::boolean THEN r.content END AS content, \
+     CASE WHEN :reads_texts::boolean THEN r.partial_content END AS partial_content"
 );
 
 /// The usage of the trees of runs that have not ended, until now, as `s`. The row of one that has ended contains it. With SQLite the caller
@@ -162,6 +186,13 @@ pub fn select_with_resume_states(rest: &str) -> Texts {
          r.workdir_inode AS workdir_inode, r.model_usage AS model_usage"
     );
     select_columns(&resume, rest)
+}
+
+/// Selects rows for [`compared_row`]; texts are read if `:reads_texts`.
+pub fn select_compared(rest: &str) -> Texts {
+    Texts::new(&format!(
+        "SELECT {COMPARED_COLUMNS} FROM runs r WHERE {rest}"
+    ))
 }
 
 /// `rest` is a condition, and maybe an order.
@@ -251,6 +282,39 @@ fn run_with_task(row: &Row<'_>, task: Option<String>) -> StoreResult<Run> {
         is_cut: false,
         warnings: row.json(C::Warnings as usize)?.unwrap_or_default(),
         fork: row.json(C::Fork as usize)?,
+    })
+}
+
+/// What a search compares of a run.
+pub struct ComparedRow<'r> {
+    pub id: RunId,
+    /// What an ended run cost with its descendants. What another one has cost is in the rows of its tree.
+    pub final_cost: Option<Option<Cost>>,
+    pub error: Option<Failure>,
+    /// Input and final text, in UTF-8.
+    pub texts: Vec<Cow<'r, [u8]>>,
+}
+
+pub fn compared_row<'r>(row: &Row<'r>) -> StoreResult<ComparedRow<'r>> {
+    let finished_at: Option<i64> = row.get("finished_at")?;
+    let cost: Option<u64> = row.get("tree_cost")?;
+    let input: Option<row::Content<'r>> = row.get("input")?;
+    let input = match input {
+        Some(parts) if row.get("input_is_parts")? => {
+            let parts: Content = serde_json::from_slice(parts.0).map_err(damaged)?;
+            Some(Cow::Owned(parts.to_plain_text().into_owned().into_bytes()))
+        }
+        text => text.map(|text| Cow::Borrowed(text.0)),
+    };
+    let (content, partial): (Option<row::Content<'r>>, Option<row::Content<'r>>) =
+        (row.get("content")?, row.get("partial_content")?);
+    let final_text = content.or(partial);
+    let final_text = final_text.map(|text| Cow::Borrowed(text.0));
+    Ok(ComparedRow {
+        id: row.get("id")?,
+        final_cost: finished_at.map(|_| cost.map(Cost)),
+        error: row.json("error")?,
+        texts: input.into_iter().chain(final_text).collect(),
     })
 }
 

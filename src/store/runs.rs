@@ -7,8 +7,10 @@ use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 
 use crate::domain::attachment::{Blobs, Digest};
+use crate::domain::failure::FailureCode;
 use crate::domain::run::{Run, RunId, Status};
 use crate::domain::run_ref::IdPart;
+use crate::domain::search_text::SearchText;
 use crate::domain::usage::{Cost, ModelUsage};
 use crate::record::entry::RecordedEntry;
 use crate::store::{ClaimedRun, IdempotencyKey, ResumeState, StoreError, Write};
@@ -59,8 +61,16 @@ pub trait RunRecords: Send + Sync + 'static {
     fn run(&self, id: RunId) -> BoxFuture<'_, Result<Option<Run>, StoreError>>;
 
     /// A page of runs, newest first. It ends early with the run that reaches [`PAGE_BYTES`], or when the search has read as
-    /// many runs as one page may.
+    /// many runs, or taken as long, as one page may.
     fn list(&self, filter: RunFilter) -> BoxFuture<'_, Result<RunPage, StoreError>>;
+
+    /// How many runs of these statuses match a filter, each counted up to [`RunFilter::limit`]. The filter's status, and the
+    /// conditions that no index contains, do not count.
+    fn count(
+        &self,
+        filter: RunFilter,
+        statuses: Vec<Status>,
+    ) -> BoxFuture<'_, Result<Vec<StatusCount>, StoreError>>;
 
     /// Runs of a session, newest first. The page ends early with the run that reaches [`PAGE_BYTES`].
     fn session_runs(&self, query: SessionQuery) -> BoxFuture<'_, Result<Vec<Run>, StoreError>>;
@@ -135,8 +145,14 @@ pub struct RunFilter {
     pub session: Option<String>,
     /// The run has all of these labels.
     pub labels: Vec<(String, String)>,
+    /// The run failed with this code.
+    pub error_code: Option<FailureCode>,
     /// The run and its descendants cost at least this.
     pub min_cost: Option<Cost>,
+    /// The run and its descendants cost at most this.
+    pub max_cost: Option<Cost>,
+    /// Its input or final text contains this text, or its id begins or ends with it. A whole id finds this run alone, a child too.
+    pub text: Option<SearchText>,
     /// Only runs that were accepted at this time or later.
     pub since: Option<Timestamp>,
     /// Only runs that were accepted before this time.
@@ -146,6 +162,32 @@ pub struct RunFilter {
     pub limit: usize,
     /// Whether long texts are cut: see [`crate::domain::run_excerpt`].
     pub cut_texts: bool,
+}
+
+impl RunFilter {
+    /// Whether it has conditions that no index contains: the rows of runs are compared with them.
+    pub fn compares_rows(&self) -> bool {
+        let has_cost = self.min_cost.is_some() || self.max_cost.is_some();
+        self.text.is_some() || self.error_code.is_some() || has_cost
+    }
+
+    /// Whether a tree of this cost matches.
+    pub fn includes_cost(&self, cost: Option<Cost>) -> bool {
+        self.min_cost
+            .is_none_or(|min| cost.is_some_and(|cost| cost >= min))
+            && self
+                .max_cost
+                .is_none_or(|max| cost.is_some_and(|cost| cost <= max))
+    }
+}
+
+/// How many runs have a status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StatusCount {
+    pub status: Status,
+    pub runs: usize,
+    /// Whether there may be more.
+    pub is_minimum: bool,
 }
 
 /// What a search for runs has found, newest first.

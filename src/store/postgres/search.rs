@@ -23,7 +23,6 @@ const MATCHES: &str = "(:agent::text IS NULL OR r.agent = :agent) AND (:owner::t
      AND (:status::text IS NULL OR r.status = :status) AND (:session::bytea IS NULL OR r.session = :session) \
      AND (:children::boolean OR NOT r.child) \
      AND (:since::bigint IS NULL OR r.created_at >= :since) AND (:until::bigint IS NULL OR r.created_at < :until) \
-     AND (:min_cost::bigint IS NULL OR r.finished_at IS NULL OR r.tree_cost >= :min_cost) \
      AND NOT EXISTS (SELECT 1 FROM unnest(:keys::bytea[], :values::bytea[]) AS wanted (key, value) WHERE NOT EXISTS \
      (SELECT 1 FROM labels l WHERE l.key = wanted.key AND l.value = wanted.value AND l.run = r.id)) \
      AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = r.root)";
@@ -102,10 +101,6 @@ impl<'f> Search<'f> {
             ),
             (":since", self.times.since.into()),
             (":until", self.times.until.into()),
-            (
-                ":min_cost",
-                filter.min_cost.map(|cost| signed(cost.0)).into(),
-            ),
             (":keys", blobs(keys).into()),
             (":values", blobs(values).into()),
             (":root", filter.root.into()),

@@ -4,11 +4,10 @@
 use std::collections::{HashSet, VecDeque};
 
 use rusqlite::types::Value;
-use rusqlite::{Connection, OptionalExtension, Row, ToSql, named_params};
+use rusqlite::{Connection, OptionalExtension, ToSql, named_params};
 use uuid::Uuid;
 
 use crate::domain::run::{RunId, Status};
-use crate::domain::usage::Cost;
 use crate::store::StoreError;
 use crate::store::encoding::clock_skew::CreatedRange;
 use crate::store::encoding::integers;
@@ -384,14 +383,13 @@ impl Intersection {
         cost: &mut u32,
     ) -> StoreResult<bool> {
         let is_in_range = range.times.contains_id(id);
-        if !self.needs_record && is_in_range && filter.min_cost.is_none() {
+        if !self.needs_record && is_in_range {
             return Ok(true);
         }
         *cost += QUERY_COST;
         let mut sql = db
             .prepare_cached(
-                "SELECT created_at, child, status, owner, agent, session, finished_at, tree_cost FROM runs \
-                 WHERE id = :id",
+                "SELECT created_at, child, status, owner, agent, session FROM runs WHERE id = :id",
             )
             .map_err(store_error)?;
         let column_matches = |wanted: &Option<String>, actual: Option<&str>| {
@@ -408,7 +406,6 @@ impl Intersection {
                 Ok(
                     (is_in_range || range.times.contains_time(row.get("created_at")?))
                         && is_in_scope
-                        && may_cost(row, filter.min_cost)?
                         && column_matches(&status, row.get_ref("status")?.as_str_or_null()?)
                         && column_matches(&filter.owner, row.get_ref("owner")?.as_str_or_null()?)
                         && column_matches(&filter.agent, row.get_ref("agent")?.as_str_or_null()?)
@@ -431,17 +428,6 @@ impl Intersection {
         }
         Ok(true)
     }
-}
-
-/// Whether the run has cost enough. What a run that has not ended has cost is in the rows of its tree, which are not read here.
-fn may_cost(row: &Row<'_>, min_cost: Option<Cost>) -> rusqlite::Result<bool> {
-    let Some(min_cost) = min_cost else {
-        return Ok(true);
-    };
-    let has_ended = row.get::<_, Option<i64>>("finished_at")?.is_some();
-    let cost = row.get::<_, Option<i64>>("tree_cost")?;
-    let is_enough = cost.is_some_and(|cost| Cost(integers::unsigned(cost)) >= min_cost);
-    Ok(!has_ended || is_enough)
 }
 
 enum SeekResult {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use axed::domain::run::{Run, RunId, Scope, Status};
+use axed::domain::search_text::SearchText;
 use axed::store::Change;
 use axed::store::run_store::RunStore;
 use axed::store::runs::RunFilter;
@@ -82,6 +83,11 @@ fn fits(run: &Run, filter: &RunFilter) -> bool {
         && (filter.labels.iter()).all(|(key, value)| run.labels.get(key) == Some(value))
         && filter.since.is_none_or(|since| run.created_at >= since)
         && filter.until.is_none_or(|until| run.created_at < until)
+        && filter.text.as_ref().is_none_or(|wanted| {
+            let input = run.input.to_plain_text();
+            let texts = [&*input, run.content.as_deref().unwrap_or_default()];
+            texts.iter().any(|text| wanted.is_in(text.as_bytes()))
+        })
 }
 
 /// A store with every kind of run, and its runs, newest first.
@@ -146,12 +152,14 @@ async fn pages_have_all_matching_runs_and_no_others(opened: &Opened) {
             include_children: dice.roll(2) == 0,
             session: dice.maybe(&["s", "t", "u"]).map(text),
             labels: dice.maybe(&labels).unwrap_or_default(),
-            min_cost: None,
+            text: dice
+                .maybe(&["X", "The Input", "none"])
+                .and_then(SearchText::parse),
             since,
             until: dice.maybe(&[1, 60, 120, 300]).map(at),
             before: dice.maybe(&[runs[10].id, runs[100].id]),
             limit: dice.one_of(&[1, 3, 50]),
-            cut_texts: false,
+            ..RunFilter::default()
         };
         let is_before = |run: &&Run| filter.before.is_none_or(|before| run.id < before);
         let wanted = runs

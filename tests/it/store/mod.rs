@@ -34,5 +34,6 @@ mod outbox;
 mod retention;
 mod run_lists;
 mod run_records;
+mod run_search;
 mod turns;
 mod usage;
