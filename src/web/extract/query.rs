@@ -20,6 +20,8 @@ use crate::config::environment::is_valid_name;
 use crate::domain::agent::is_agent_name;
 use crate::domain::run::RunId;
 use crate::domain::run_ref::RunRef;
+use crate::domain::search_text::{MAX_SEARCH_CHARS, SearchText};
+use crate::domain::usage::Cost;
 use crate::web::auth::Principal;
 use crate::web::error::{Problem, did_you_mean, quote};
 use crate::web::extract::path;
@@ -409,6 +411,63 @@ pub struct Time(#[schemars(with = "Timestamp")] pub Timestamp);
 impl<'de> Deserialize<'de> for Time {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         read_text(deserializer, "an RFC 3339 time", parse_time).map(Self)
+    }
+}
+
+/// What runs are searched for.
+#[derive(Clone, Debug)]
+pub struct TextSearch(pub SearchText);
+
+impl<'de> Deserialize<'de> for TextSearch {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let expected =
+            format_args!("a text of at most {MAX_SEARCH_CHARS} characters that is not blank");
+        read_text(deserializer, expected, SearchText::parse).map(Self)
+    }
+}
+
+impl JsonSchema for TextSearch {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "TextSearch".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "string", "minLength": 1, "maxLength": MAX_SEARCH_CHARS})
+    }
+}
+
+/// An amount in US dollars.
+#[derive(Clone, Copy, Debug)]
+pub struct Usd(pub Cost);
+
+impl Usd {
+    pub fn parse(text: &str) -> Option<Self> {
+        let usd: f64 = text.parse().ok()?;
+        (usd.is_finite() && usd >= 0.0).then(|| Self(Cost::from_usd(usd)))
+    }
+}
+
+impl<'de> Deserialize<'de> for Usd {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        read_text(deserializer, "an amount in US dollars", Self::parse)
+    }
+}
+
+impl JsonSchema for Usd {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "Usd".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "number", "minimum": 0})
     }
 }
 

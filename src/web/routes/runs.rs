@@ -6,17 +6,19 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
+use jiff::SignedDuration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tracing::info;
 
 use crate::config::KeyScope::{Admin, Cancel, Read};
+use crate::domain::failure::FailureCode;
 use crate::domain::run::{Run, RunId, Status, now};
 use crate::domain::run_ref::RunRef;
 use crate::engine::history::RecordedConversation;
 use crate::record::entry;
-use crate::store::runs::{PAGE_BYTES, RunFilter, RunPage};
+use crate::store::runs::{PAGE_BYTES, RunFilter, RunPage, StatusCount};
 use crate::store::{ClaimedRun, IdempotencyClaim};
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
@@ -25,7 +27,7 @@ use crate::web::extract::idempotency;
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::path::{ChangedRunPath, RunPath, unknown_run};
 use crate::web::extract::query::{
-    AnyRun, Count, Cursor, Labels, NoQuery, Query, Time, filtered_run,
+    AnyRun, Count, Cursor, Labels, NoQuery, Query, TextSearch, Time, Usd, filtered_run,
 };
 use crate::web::openapi::examples;
 use crate::web::problem_code::ProblemCode::{
@@ -45,6 +47,10 @@ use crate::web::wait::{self, Prefer, Seconds, WaitQuery};
 pub const DEFAULT_PAGE_SIZE: usize = 50;
 /// Maximum entries of a page.
 pub const MAX_PAGE_SIZE: usize = 200;
+/// Up to which number [`visible_counts`] counts.
+pub const MAX_COUNT: usize = 10_000;
+/// The time of which it counts ended runs, if the filter has none.
+const COUNTED_TIME: SignedDuration = SignedDuration::from_hours(24);
 pub type PageSize = Count<MAX_PAGE_SIZE, DEFAULT_PAGE_SIZE>;
 
 /// Maximum characters of the reason of a cancellation or a decision.
@@ -115,6 +121,15 @@ struct ListQuery {
     all: bool,
     /// Only runs of this session.
     session: Option<String>,
+    /// Only runs whose input or final text contains this text, or whose id begins or ends with it. Letters are compared without
+    /// case. A whole id finds this run alone, a child too.
+    q: Option<TextSearch>,
+    /// Only runs that failed with this code.
+    error_code: Option<FailureCode>,
+    /// Only runs that cost at least this in US dollars, with their descendants.
+    min_cost_usd: Option<Usd>,
+    /// Only runs that cost at most this in US dollars, with their descendants.
+    max_cost_usd: Option<Usd>,
     /// Only runs accepted at this time or later.
     since: Option<Time>,
     /// Only runs accepted before this time.
@@ -278,6 +293,41 @@ pub async fn visible_page(
     let runs = principal.visible_runs(runs, store.as_ref()).await?;
     let runs = state.runner.with_suspensions(runs);
     Ok(RunPage { runs, next })
+}
+
+/// How many runs that the principal may see match a filter, by status. Those that have ended are counted from the filter's `since`
+/// on, or of the last 24 hours; each status up to [`MAX_COUNT`]. See [`RunRecords::count`] for what of the filter does not count.
+/// `None` if the principal may use some agents only, and the filter does not name one of them.
+///
+/// [`RunRecords::count`]: crate::store::runs::RunRecords::count
+pub async fn visible_counts(
+    state: &AppState,
+    principal: &Principal,
+    filter: RunFilter,
+) -> Result<Option<Vec<StatusCount>>, Problem> {
+    let has_visible_roots = !filter.include_children && filter.root.is_none();
+    let agent = filter.agent.as_deref();
+    let is_visible = has_visible_roots && agent.is_some_and(|agent| principal.can_use_agent(agent));
+    if principal.has_agent_globs() && !is_visible {
+        return Ok(None);
+    }
+    let mut filter = RunFilter {
+        owner: principal.owner_filter().map(str::to_owned),
+        before: None,
+        limit: MAX_COUNT,
+        ..filter
+    };
+    let store = state.runner.store();
+    let (ended, active): (Vec<_>, Vec<_>) = Status::ALL
+        .into_iter()
+        .partition(|status| status.is_terminal());
+    let mut counts = store.count(filter.clone(), active).await?;
+    if filter.since.is_none() {
+        let end = filter.until.unwrap_or_else(now);
+        filter.since = end.checked_sub(COUNTED_TIME).ok();
+    }
+    counts.extend(store.count(filter, ended).await?);
+    Ok(Some(counts))
 }
 
 async fn tree(
@@ -459,10 +509,10 @@ impl From<ListQuery> for RunFilter {
             session: query.session,
             cut_texts: !query.full,
             labels: query.labels.0,
-            text: None,
-            error_code: None,
-            min_cost: None,
-            max_cost: None,
+            text: query.q.map(|TextSearch(text)| text),
+            error_code: query.error_code,
+            min_cost: query.min_cost_usd.map(|Usd(cost)| cost),
+            max_cost: query.max_cost_usd.map(|Usd(cost)| cost),
             since: query.since.map(|Time(time)| time),
             until: query.until.map(|Time(time)| time),
             before: query.cursor.map(|Cursor(id)| id),

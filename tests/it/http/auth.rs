@@ -369,6 +369,12 @@ async fn a_key_sees_its_own_runs_and_an_admin_all() {
     assert_eq!(alice.listed("/runs").await, [root.as_str()]);
     assert_eq!(alice.listed("/runs?all=true").await.len(), 2);
     assert_eq!(bob.listed("/runs?all=true").await, [bobs.as_str()]);
+    assert_eq!(bob.listed("/runs?all=true&q=GO").await, [bobs.as_str()]);
+    assert_eq!(bob.listed(&format!("/runs?q={root}")).await, [""; 0]);
+    assert_eq!(
+        ada.listed(&format!("/runs?q={root}")).await,
+        [root.as_str()]
+    );
     let of_alice = format!("/runs?root={root}");
     assert_eq!(bob.listed(&of_alice).await, [""; 0]);
     assert_eq!(ada.listed(&of_alice).await.len(), 2);

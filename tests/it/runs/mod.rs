@@ -13,6 +13,7 @@ mod partial_content;
 mod pause;
 mod run_loop;
 mod run_messages;
+mod run_search;
 mod session_context;
 mod session_queue;
 mod session_routes;
