@@ -13,6 +13,7 @@ use crate::store::postgres;
 use crate::store::reader::Reader;
 use crate::store::runs::{
     MAX_SCANNED_IDS, MAX_SCANNED_ROWS, Matches, PAGE_BYTES, RunFilter, RunPage, SessionQuery,
+    StatusCount,
 };
 use crate::store::sql::dialect::{Dialect, Texts};
 use crate::store::sql::row::{Row, StoreResult};
@@ -71,6 +72,25 @@ enum IfDamaged {
 pub async fn list(db: &Reader, filter: &RunFilter) -> StoreResult<RunPage> {
     let matches = find(db, filter).await?;
     load(db, filter, matches).await
+}
+
+/// How many runs of these statuses match, each counted up to the limit.
+pub async fn count(
+    db: &Reader,
+    mut filter: RunFilter,
+    statuses: &[Status],
+) -> StoreResult<Vec<StatusCount>> {
+    let mut counts = Vec::with_capacity(statuses.len());
+    for status in statuses.iter().copied() {
+        filter.status = Some(status);
+        let Matches { ids, next } = find(db, &filter).await?;
+        counts.push(StatusCount {
+            status,
+            runs: ids.len(),
+            is_minimum: next.is_some(),
+        });
+    }
+    Ok(counts)
 }
 
 /// The runs that match a filter, without what [`RunFilter::compares_rows`].

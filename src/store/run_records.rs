@@ -7,14 +7,15 @@ use futures_util::future::BoxFuture;
 
 use crate::domain::attachment::{Blobs, Digest};
 use crate::domain::event::StoredEvent;
-use crate::domain::run::{Run, RunId};
+use crate::domain::run::{Run, RunId, Status};
 use crate::domain::run_ref::IdPart;
 use crate::record::entry::RecordedEntry;
 use crate::store::engine::Engine;
 use crate::store::events::{EventLog, EventQuery};
 use crate::store::reader::ReadMode;
 use crate::store::runs::{
-    ChildCall, RunFilter, RunPage, RunRecords, SessionQuery, UnfinishedRun, WriteFailedFn,
+    ChildCall, RunFilter, RunPage, RunRecords, SessionQuery, StatusCount, UnfinishedRun,
+    WriteFailedFn,
 };
 use crate::store::write_queue::job::Task;
 use crate::store::{
@@ -59,6 +60,16 @@ impl<E: Engine> RunRecords for E {
         }
         self.read_list(ReadMode::Snapshot, move |db| {
             Box::pin(async move { run_lists::list(db, &filter).await })
+        })
+    }
+
+    fn count(
+        &self,
+        filter: RunFilter,
+        statuses: Vec<Status>,
+    ) -> BoxFuture<'_, Result<Vec<StatusCount>, StoreError>> {
+        self.read(ReadMode::Long, move |db| {
+            Box::pin(async move { run_lists::count(db, filter, &statuses).await })
         })
     }
 

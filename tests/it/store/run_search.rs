@@ -7,7 +7,7 @@ use axed::domain::search_text::SearchText;
 use axed::domain::usage::Cost;
 use axed::store::Change;
 use axed::store::run_store::RunStore;
-use axed::store::runs::RunFilter;
+use axed::store::runs::{RunFilter, StatusCount};
 
 use crate::store::fixtures::{
     Opened, child, closing, completing, failure, fresh, listed, opening, page, record, root,
@@ -233,9 +233,52 @@ async fn a_search_goes_on_where_an_empty_page_ended(opened: &Opened) {
     assert!((2..=RUNS).contains(&pages), "{pages} pages");
 }
 
+/// Each status is counted up to the limit, by what indexes contain.
+async fn runs_are_counted_by_status(opened: &Opened) {
+    let store = &*opened.store;
+    for n in 0..9 {
+        let scope = root();
+        run_of(store, &scope, if n == 0 { "a" } else { "b" }, "go").await;
+        match n {
+            0..5 => drop(store.write(completing(&scope, "x")).await.expect("closed")),
+            5..7 => drop(store.write(starting(&scope)).await.expect("started")),
+            _ => {}
+        }
+        store
+            .write(opening(&child(&scope), "b"))
+            .await
+            .expect("opened");
+    }
+    let counts = async |filter| {
+        let counts = store
+            .count(filter, Status::ALL.into())
+            .await
+            .expect("counts");
+        let count = |it: StatusCount| (it.runs > 0).then_some((it.status, it.runs, it.is_minimum));
+        counts.into_iter().filter_map(count).collect::<Vec<_>>()
+    };
+    let all = [
+        (Status::Queued, 2, false),
+        (Status::Running, 2, false),
+        (Status::Completed, 5, false),
+    ];
+    assert_eq!(counts(page()).await, all);
+    let some = RunFilter {
+        agent: Some("b".to_owned()),
+        limit: 3,
+        ..page()
+    };
+    let completed = (Status::Completed, 3, true);
+    assert_eq!(counts(some.clone()).await, [all[0], all[1], completed]);
+    let status = Some(Status::Failed);
+    let same = counts(RunFilter { status, ..some }).await;
+    assert_eq!(same, [all[0], all[1], completed]);
+}
+
 shared_stories!(
     inputs_and_final_texts_are_searched,
     a_part_of_an_id_finds_its_run,
     runs_are_found_by_error_and_range_of_cost,
     a_search_goes_on_where_an_empty_page_ended,
+    runs_are_counted_by_status,
 );

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use axed::domain::attachment::{Blobs, Digest};
 use axed::domain::batch::{Batch, BatchCounts, BatchId, BatchLine};
 use axed::domain::event::StoredEvent;
-use axed::domain::run::{Run, RunId};
+use axed::domain::run::{Run, RunId, Status};
 use axed::domain::run_ref::IdPart;
 use axed::domain::webhook::DeliveryId;
 use axed::instruments::Histogram;
@@ -27,7 +27,8 @@ use axed::store::push_configs::{PushConfig, PushConfigs};
 use axed::store::retention::{ExpiredPage, ExpiredQuery, NthNewestQuery, RunRetention};
 use axed::store::run_store::RunStore;
 use axed::store::runs::{
-    ChildCall, RunFilter, RunPage, RunRecords, SessionQuery, UnfinishedRun, WriteFailedFn,
+    ChildCall, RunFilter, RunPage, RunRecords, SessionQuery, StatusCount, UnfinishedRun,
+    WriteFailedFn,
 };
 use axed::store::schedules::{ScheduleChange, ScheduleId, ScheduleRecord, ScheduleRecords};
 use axed::store::sessions::{SessionIndex, SessionListQuery, SessionPage};
@@ -183,6 +184,14 @@ impl RunRecords for CrashingStore {
         limit: usize,
     ) -> BoxFuture<'_, Result<Vec<RunId>, StoreError>> {
         self.inner.runs_named(part, owner, limit)
+    }
+
+    fn count(
+        &self,
+        filter: RunFilter,
+        statuses: Vec<Status>,
+    ) -> BoxFuture<'_, Result<Vec<StatusCount>, StoreError>> {
+        self.inner.count(filter, statuses)
     }
 
     fn tree(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
