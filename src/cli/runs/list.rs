@@ -48,6 +48,7 @@ const ERROR_CHARS: usize = 60;
   axed runs list --agent planner --limit 10
   axed runs list --status failed --since 2h
   axed runs list --label team=search -o json | jq -r .id
+  axed runs list --q 'invoice 4711' --since 7d
 
 TOKENS and USD are those of the run and its descendants. ERROR is why a run
 failed or was cancelled, or what it waits for. With -o json each run is one
@@ -66,9 +67,18 @@ pub struct List {
     /// Filter by session
     #[arg(long, value_name = "NAME")]
     session: Option<String>,
+    /// Search inputs and final texts, without regard to case; also the beginning or end of an id
+    #[arg(long, value_name = "TEXT")]
+    q: Option<String>,
+    /// Filter by the code of the error, such as timeout
+    #[arg(long, value_name = "CODE")]
+    error_code: Option<String>,
     /// Only runs accepted since then: an age such as 7d or 12h, a date, or a time
     #[arg(long, value_name = "WHEN", value_parser = parse_since)]
     since: Option<String>,
+    /// Accepted before then: an age, or a time
+    #[arg(long, value_name = "WHEN")]
+    until: Option<String>,
     /// Include child runs
     #[arg(long)]
     all: bool,
@@ -173,8 +183,17 @@ fn filters(args: &List) -> Vec<(String, String)> {
     if let Some(session) = &args.session {
         filter("session", session);
     }
+    if let Some(text) = &args.q {
+        filter("q", text);
+    }
+    if let Some(code) = &args.error_code {
+        filter("error_code", code);
+    }
     if let Some(since) = &args.since {
         filter("since", since);
+    }
+    if let Some(until) = &args.until {
+        filter("until", &absolute_time(until));
     }
     if args.all {
         filter("all", "true");

@@ -271,6 +271,13 @@ async fn run_can_use_a_daemon() {
     assert_eq!(run.with(0), "got: hi\n");
     let list = by_environment(&["runs", "list", "--label", "who=me"]).await;
     assert_eq!(list.with(0).lines().count(), 3, "{}", list.out);
+    let search = [
+        "runs", "list", "--q", "HI", "--since", "1h", "--until", "0s",
+    ];
+    let list = by_environment(&search).await;
+    assert_eq!(list.with(0).lines().count(), 3, "{}", list.out);
+    let list = by_environment(&["runs", "list", "--error-code", "timeout"]).await;
+    assert_eq!(list.with(0), "");
     by_environment(&["health"]).await.with(0);
     // Flags for this process override it.
     home.agent("local", "", ECHO);
