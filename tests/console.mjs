@@ -338,6 +338,35 @@ async function markdown(page, base) {
   assert.ok(time < 3_000, `${time} ms`);
 }
 
+async function searchRuns(page, base) {
+  const run = await api(base, "POST", "/agents/writer/runs?wait=30", { input: "A short one about a WALRUS" });
+  const failed = await api(base, "POST", `/agents/${LONG_NAME}/runs?wait=30`, { input: "fail" });
+  await page.goto(`${base}/ui/`);
+  await page.keyboard.press("/");
+  await page.keyboard.type("walrus");
+  await page.keyboard.press("Enter");
+  await page.waitForURL(/q=walrus/);
+  const rows = page.locator("table.runs tbody tr");
+  await rows.filter({ hasText: "WALRUS" }).waitFor();
+  assert.equal(await rows.count(), 1);
+  const { height } = await rows.first().boundingBox();
+  assert.ok(height <= 41, `a row of ${height} px`);
+  const short = await rows.locator("code").innerText();
+  assert.ok(run.id.replaceAll("-", "").endsWith(short));
+  await page.goto(`${base}/ui/?q=${short}`);
+  await rows.filter({ hasText: "WALRUS" }).waitFor();
+  await page.goto(`${base}/ui/`);
+  await page.getByLabel("Error").selectOption(failed.error.code);
+  await page.getByRole("button", { name: "Filter" }).click();
+  await page.waitForURL(/error=/);
+  await rows.locator("td.why", { hasText: failed.error.code }).first().waitFor();
+  await page.goto(`${base}/ui/`);
+  await page.locator("#counts a", { hasText: "failed" }).click();
+  await page.waitForURL(/status=failed/);
+  await rows.first().waitFor();
+  await shot(page, "search");
+}
+
 async function foldAndDrag(page) {
   const rows = page.locator(".tree .row:visible");
   const before = await rows.count();
@@ -655,6 +684,7 @@ try {
   await story("two clicks on one spot approve one call", () => approveOnce(page, base));
   await story("a run is paused, resumed, edited and run again", () => pauseAndRunAgain(page, base));
   await story("Markdown is shown, and only Markdown", () => markdown(page, base));
+  await story("runs are searched, and counted by status", () => searchRuns(page, base));
   await story("a run is steered", () => steer(page, base));
   await story("a tree is read, forked, compared and saved", () => treeForkAndCompare(page, base));
   await story("a large tree is shown in parts, or whole", () => largeTree(page, base));

@@ -21,36 +21,42 @@ pub const MAX_TEXT_BYTES: usize = 256 << 10;
 
 /// Runs as a table. `selects` adds a box to each run that can be cancelled.
 pub fn run_table(request: &ConsoleRequest, runs: &[Run], now: Timestamp, selects: bool) -> Markup {
-    let selects = selects && request.may(Cancel);
-    let ids = ShortIds::new(runs.iter().map(|run| run.id));
+    let columns = Columns {
+        selects: selects && request.may(Cancel),
+        has_cost: runs.iter().any(|run| run.tree.usage.cost.is_some()),
+        has_error: runs.iter().any(|run| run.error.is_some()),
+        ids: ShortIds::new(runs.iter().map(|run| run.id)),
+    };
     html! {
         table.list.runs {
             thead {
                 tr {
-                    @if selects { th.check { span.sr { "Select" } } }
-                    th { "Status" }
+                    @if columns.selects { th.check { span.sr { "Select" } } }
+                    th.state { "Status" }
                     th { "Run" }
-                    th { "Agent" }
-                    th.number { "Tokens" }
-                    th.number { "Cost" }
-                    th.number { "Duration" }
-                    th.number { "Started" }
+                    th.agent { "Agent" }
+                    @if columns.has_error { th.why { "Error" } }
+                    th.number.tokens { "Tokens" }
+                    @if columns.has_cost { th.number.cost { "Cost" } }
+                    th.number.time { "Duration" }
+                    th.number.when { "Accepted" }
                 }
             }
             tbody {
-                @for run in runs { (run_row(request, run, now, selects, &ids)) }
+                @for run in runs { (run_row(request, run, now, &columns)) }
             }
         }
     }
 }
 
-fn run_row(
-    request: &ConsoleRequest,
-    run: &Run,
-    now: Timestamp,
+struct Columns {
     selects: bool,
-    ids: &ShortIds,
-) -> Markup {
+    has_cost: bool,
+    has_error: bool,
+    ids: ShortIds,
+}
+
+fn run_row(request: &ConsoleRequest, run: &Run, now: Timestamp, columns: &Columns) -> Markup {
     let id = run.id.to_string();
     let input = run.task.as_deref().map_or_else(
         || format::excerpt(&run.input.to_plain_text(), INPUT_CHARS),
@@ -58,7 +64,7 @@ fn run_row(
     );
     html! {
         tr data-row {
-            @if selects {
+            @if columns.selects {
                 td.check {
                     @if !run.status.is_terminal() {
                         input type="checkbox" name="run" value=(id) aria-label=(format!("Select {id}"));
@@ -71,24 +77,29 @@ fn run_row(
                 @else if let Some(cause) = waiting_for(run) { span.muted.small { (cause) } }
             }
             td.main {
-                a href=(request.run_href(run.id)) { @if input.is_empty() { "(no input)" } @else { (input) } }
-                span.muted.small {
-                    code title=(id) { (ids.short(run.id)) }
-                    @if let Some(session) = &run.session {
-                        " · " a href=(request.href(&format!("/sessions/{session}"))) { (session) }
-                    }
-                    @for (name, value) in run.labels.iter().take(4) {
-                        @let label = format!("{name}={value}");
-                        " " span.label title=(label) { (format::excerpt(&label, LABEL_CHARS)) }
+                div {
+                    a href=(request.run_href(run.id)) title=(input) { @if input.is_empty() { "(no input)" } @else { (input) } }
+                    span.muted.small {
+                        code title=(id) { (columns.ids.short(run.id)) }
+                        @if let Some(session) = &run.session {
+                            " · " a href=(request.href(&format!("/sessions/{session}"))) { (session) }
+                        }
+                        @for (name, value) in run.labels.iter().take(4) {
+                            @let label = format!("{name}={value}");
+                            " " span.label title=(label) { (format::excerpt(&label, LABEL_CHARS)) }
+                        }
                     }
                 }
             }
-            td.agent { (run.agent) }
+            td.agent title=(run.agent) { (run.agent) }
+            @if columns.has_error {
+                td.why { @if let Some(error) = &run.error { span.error title=(format::excerpt(&error.message, 300)) { (error.code) } } }
+            }
             td.number.tokens title=(format!("{} in, {} out", run.tree.usage.tokens.input, run.tree.usage.tokens.output)) {
                 (format::count(run.tree.usage.tokens.total()))
             }
-            td.number { (format::cost(run.tree.usage.cost)) }
-            td.number { @if run.started_at.is_some() { (format::duration(run.duration_ms(now))) } @else { "–" } }
+            @if columns.has_cost { td.number.cost { (format::cost(run.tree.usage.cost)) } }
+            td.number.time { @if run.started_at.is_some() { (format::duration(run.duration_ms(now))) } @else { "–" } }
             td.number.when { (format::ago(run.created_at, now)) }
         }
     }

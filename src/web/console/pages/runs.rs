@@ -2,14 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use maud::{Markup, html};
 use serde::Deserialize;
 
 use crate::config::KeyScope::Cancel;
+use crate::domain::failure::FailureCode;
 use crate::domain::run::{RunId, Status, now};
+use crate::domain::search_text::SearchText;
 use crate::domain::usage::Cost;
-use crate::store::runs::{RunFilter, RunPage};
+use crate::store::runs::{RunFilter, RunPage, StatusCount};
 use crate::web::console::format;
 use crate::web::console::layout::Page;
 use crate::web::console::parts::{self, query_string};
@@ -27,34 +29,78 @@ const MAX_SEARCH: Duration = Duration::from_millis(100);
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Form {
+    q: Option<String>,
     status: Option<Status>,
     agent: Option<String>,
     session: Option<String>,
     label: Option<String>,
     cost: Option<String>,
+    error: Option<FailureCode>,
+    since: Option<Since>,
     cursor: Option<Cursor<RunId>>,
+}
+
+/// How long ago a run was accepted at most.
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+enum Since {
+    #[serde(rename = "1h")]
+    Hour,
+    #[serde(rename = "24h")]
+    Day,
+    #[serde(rename = "7d")]
+    Week,
+    #[serde(rename = "30d")]
+    Month,
+}
+
+impl Since {
+    /// Its name, what is shown, and hours.
+    const ALL: [(Self, &str, &str, i64); 4] = [
+        (Self::Hour, "1h", "last hour", 1),
+        (Self::Day, "24h", "last 24 hours", 24),
+        (Self::Week, "7d", "last 7 days", 168),
+        (Self::Month, "30d", "last 30 days", 720),
+    ];
+
+    fn name(self) -> &'static str {
+        let found = Self::ALL.iter().find(|(since, ..)| *since == self);
+        found.map_or("", |(_, name, ..)| name)
+    }
+
+    fn time(self) -> Option<Timestamp> {
+        let (.., hours) = Self::ALL.iter().find(|(since, ..)| *since == self)?;
+        now().checked_sub(SignedDuration::from_hours(*hours)).ok()
+    }
 }
 
 impl Form {
     /// The fields that are shown.
-    fn fields(&self) -> [(&'static str, &str); 5] {
-        fn text(field: &Option<String>) -> &str {
-            field.as_deref().unwrap_or_default()
-        }
+    fn fields(&self) -> [(&'static str, String); 8] {
+        let text = |field: &Option<String>| field.clone().unwrap_or_default();
         [
-            ("status", self.status.map_or("", Status::as_str)),
+            ("q", text(&self.q)),
+            ("status", self.status.map_or("", Status::as_str).to_owned()),
             ("agent", text(&self.agent)),
             ("session", text(&self.session)),
             ("label", text(&self.label)),
             ("cost", text(&self.cost)),
+            (
+                "error",
+                self.error.map(|code| code.to_string()).unwrap_or_default(),
+            ),
+            ("since", self.since.map_or("", Since::name).to_owned()),
         ]
     }
 
-    fn get(&self, name: &str) -> &str {
+    fn get(&self, name: &str) -> String {
         let mut fields = self.fields().into_iter();
-        fields
-            .find(|(known, _)| *known == name)
-            .map_or("", |(_, text)| text)
+        let found = fields.find(|(known, _)| *known == name);
+        found.map(|(_, text)| text).unwrap_or_default()
+    }
+
+    /// Whether the rows of runs are compared with it.
+    fn searches(&self) -> bool {
+        self.error.is_some() || self.q.is_some() || self.cost.is_some()
     }
 
     fn is_empty(&self) -> bool {
@@ -71,7 +117,12 @@ impl Form {
             let usd: f64 = text.parse().ok()?;
             (usd.is_finite() && usd >= 0.0).then(|| Cost::from_usd(usd))
         })?;
+        let expected = "a text of at most 200 characters";
+        let text = query::parse("q", self.q.as_deref(), expected, SearchText::parse)?;
         Ok(RunFilter {
+            text,
+            error_code: self.error,
+            since: self.since.and_then(Since::time),
             agent: self.agent.clone(),
             status: self.status,
             session: self.session.clone(),
@@ -89,21 +140,22 @@ pub async fn page(request: ConsoleRequest) -> Result<Page, Problem> {
     let request = &request;
     let form: Form = request.query()?;
     let found = find(request, &form).await?;
+    let counted = runs::visible_counts(&request.state, &request.principal, form.filter()?).await?;
     let runs = &found.runs;
     let next = found.next.map(|cursor| {
         let cursor = cursor.to_string();
         let mut pairs = form.fields().to_vec();
-        pairs.push(("cursor", &cursor));
-        format!("{}?{}", request.href("/"), query_string(&pairs))
+        pairs.push(("cursor", cursor));
+        format!("{}?{}", request.href("/"), address_query(&pairs))
     });
     let cancels = request.may(Cancel) && runs.iter().any(|run| !run.status.is_terminal());
     let body = html! {
-        div.head { h1 { "Runs" } a.button.primary href=(request.href("/agents")) { "Start a run" } }
+        div.head { h1 { "Runs" } (counts(request, &form, &counted)) a.button.primary href=(request.href("/agents")) { "Start a run" } }
         (filters(request, &form))
         form data-cancel-many=(request.shell.api("/runs/")) {
-            div #list data-live=(if form.get("cost").is_empty() { "3000" } else { "15000" }) {
+            div #list data-live=(if form.searches() { "15000" } else { "3000" }) {
                 @if runs.is_empty() && form.is_empty() {
-                    (parts::empty("No runs yet", "Open an agent to start one, or send a request to the API."))
+                    (parts::empty_with("No runs yet", "Open an agent to start one, or send a request:", &first_request(request)))
                 } @else if runs.is_empty() && next.is_some() {
                     (parts::empty("No newer runs match", "Older ones may: search further."))
                 } @else if runs.is_empty() {
@@ -161,22 +213,77 @@ fn time_of(id: RunId) -> Option<Timestamp> {
     Timestamp::from_second(seconds.try_into().ok()?).ok()
 }
 
+/// The number of runs by status, each a link to them.
+fn counts(request: &ConsoleRequest, form: &Form, counts: &Option<Vec<StatusCount>>) -> Markup {
+    let href = |status: Status| {
+        let fields = form.fields().map(|(name, value)| match name {
+            "status" => (name, status.as_str().to_owned()),
+            _ => (name, value),
+        });
+        format!("{}?{}", request.href("/"), address_query(&fields))
+    };
+    let period = form.since.map_or("24h", Since::name);
+    html! {
+        nav #counts.counts aria-label="Runs by status" data-live {
+            @for count in counts.iter().flatten().filter(|count| count.runs > 0) {
+                @let is_current = form.status == Some(count.status);
+                a href=(href(count.status)) aria-current=[is_current.then_some("true")] {
+                    (format::status(count.status)) " "
+                    b { (format::thousands(count.runs as u64)) @if count.is_minimum { "+" } }
+                    @if count.status.is_terminal() { span.muted { " in " (period) } }
+                }
+            }
+        }
+    }
+}
+
+fn address_query(pairs: &[(&'static str, String)]) -> String {
+    let pairs: Vec<_> = pairs
+        .iter()
+        .map(|(name, value)| (*name, value.as_str()))
+        .collect();
+    query_string(&pairs)
+}
+
+/// A command that starts a run of the first agent.
+fn first_request(request: &ConsoleRequest) -> String {
+    let agents = request.state.runner.catalog().current();
+    let valid = agents.entries.values().filter(|it| it.agent.is_some());
+    let mut names = valid.map(|it| it.name.as_str());
+    let scripted = names.clone().find(|name| *name == "planner-scripted");
+    let name = scripted.or_else(|| names.next()).unwrap_or("NAME");
+    format!("axed run {name} 'Hello'")
+}
+
 fn filters(request: &ConsoleRequest, form: &Form) -> Markup {
     let agents = request.state.runner.catalog().current();
     let agents = agents.entries.keys();
     let agents = agents.filter(|name| request.principal.can_use_agent(name));
     html! {
         form.filters method="get" action=(request.href("/")) role="search" data-navigate {
+            label.grow { span { "Search" } input name="q" type="search" value=(form.get("q")) placeholder="text of an input or answer, or an id" maxlength="200" data-search; }
             label { span { "Status" }
                 select name="status" {
                     option value="" { "Any" }
                     @for status in Status::ALL.map(Status::as_str) {
-                        option value=(status) selected[status == form.get("status")] { (status) }
+                        option value=(status) selected[form.status.is_some_and(|it| it.as_str() == status)] { (status) }
                     }
                 }
             }
-            label { span { "Agent" } input name="agent" list="agents" value=(form.get("agent")) placeholder="Any" data-search; }
+            label { span { "Agent" } input name="agent" list="agents" value=(form.get("agent")) placeholder="Any"; }
             datalist #agents { @for name in agents { option value=(name) {} } }
+            label { span { "Accepted" }
+                select name="since" {
+                    option value="" { "Any time" }
+                    @for (since, name, text, _) in Since::ALL { option value=(name) selected[form.since == Some(since)] { (text) } }
+                }
+            }
+            label { span { "Error" }
+                select name="error" {
+                    option value="" { "Any" }
+                    @for code in FailureCode::ALL { option value=(code) selected[form.error == Some(code)] { (code) } }
+                }
+            }
             label { span { "Session" } input name="session" value=(form.get("session")) placeholder="Any"; }
             label { span { "Label" } input name="label" value=(form.get("label")) placeholder="team=search"; }
             label { span { "Cost from, USD" } input name="cost" inputmode="decimal" value=(form.get("cost")) placeholder="0.10"; }
