@@ -230,7 +230,7 @@ async fn get_run(
     if_none_match: IfNoneMatch,
 ) -> Result<Response, Problem> {
     let timeout = prefer.timeout(wait, state.settings.max_wait)?;
-    let Some(run) = state.runner.store().run(id).await? else {
+    let Some(run) = state.runner.run(id).await? else {
         return Err(unknown_run(&principal, &state, &RunRef::Id(id)).await);
     };
     let mut run = Arc::new(run);

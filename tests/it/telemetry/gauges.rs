@@ -46,7 +46,7 @@ async fn a_restart_does_not_make_an_approval_younger() {
     let requested_at = list["data"][0]["requested_at"].as_str();
     let requested_at: jiff::Timestamp =
         requested_at.and_then(|at| at.parse().ok()).expect("a time");
-    app.restart_after_end().await;
+    app.crash_and_restart().await;
     let waits = |got: &ApiResponse| Page::read(got).of("axed_approvals_pending") == 1.0;
     app.get_until("/metrics", waits).await;
 
@@ -200,7 +200,7 @@ async fn deliveries_that_are_retried_later_are_a_backlog() {
 #[tokio::test]
 async fn runs_fail_by_code_and_providers_by_category() {
     let app = TestApp::setup()
-        .agent("solo", "max_turns = 1\n[retry]\nmax_retries = 0")
+        .agent("solo", "[limits]\nmax_turns = 1\n[retry]\nmax_retries = 0")
         .agent("hasty", "timeout = 1")
         .spawn()
         .await;
