@@ -36,7 +36,7 @@ pub fn lines(before: &str, after: &str) -> Markup {
 }
 
 /// Hidden characters are `\uXXXX`: a person approves what is shown.
-fn shown(line: &str) -> String {
+pub fn shown(line: &str) -> String {
     let parts = line.split('\t').map(terminal_text::escape_json);
     parts.collect::<Vec<_>>().join("\t")
 }

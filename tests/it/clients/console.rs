@@ -207,8 +207,8 @@ async fn a_person_sees_what_they_approve() {
     let path = format!("/ui/runs/{long}");
     let page = app.get_until(&path, waits).await.text;
     assert!(page.contains("\\u202etxt.exe") && !hidden(&page));
-    // The page has all of them, and sends their hash with the decision.
-    assert_eq!(page.matches("\\u202eb").count(), 2_000);
+    // The page has all of them, as a change of the file and as arguments, and sends their hash with the decision.
+    assert_eq!(page.matches("\\u202eb").count(), 4_000);
     let pending = app.get("/approvals").await.json();
     let call = &pending["data"][0];
     assert_eq!(call["truncated"], true);
@@ -225,13 +225,15 @@ async fn a_step_has_an_address() {
         .will("planner", [delegates([("reader", "read")]), says("done")]);
     app.provider.will("reader", [says("read it")]);
     let run = app.run("planner", "go").await;
-    let tree = app.get(&format!("/ui/runs/{}", run.id())).await.text;
-    let call = tree.find("?call=").map(|at| &tree[at..]).expect("a call");
+    let turn = app.get(&format!("/ui/runs/{}?turn=1", run.id())).await.text;
+    let call = turn.find("?call=").map(|at| &turn[at..]).expect("a call");
     let call = call.split('"').next().expect("an address");
     let page = app.get(&format!("/ui/runs/{}{call}", run.id())).await;
     assert!(page.text.contains("Open the child run"), "{}", page.text);
     let turn = app.get(&format!("/ui/runs/{}?turn=2", run.id())).await;
-    assert!(turn.text.contains("Request as sent") && turn.text.contains("Fork here"));
+    assert!(turn.text.contains("New since turn 1") && turn.text.contains("Fork here"));
+    let raw = app.get(&format!("/ui/runs/{}?turn=2&show=raw", run.id()));
+    assert!(raw.await.text.contains("Request as sent"));
     assert_eq!(
         app.get(&format!("/ui/runs/{}?turn=9", run.id()))
             .await

@@ -2,6 +2,7 @@
 //! left, so that nothing moves below the pointer: see `merge` in `pages.js`.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use maud::{Markup, html};
 use serde::Deserialize;
@@ -26,10 +27,9 @@ pub async fn of_runs(
 ) -> Result<Markup, Problem> {
     let mut tasks: HashMap<RunId, String> = HashMap::new();
     for approval in approvals {
-        if !tasks.contains_key(&approval.run_id) {
+        if let Entry::Vacant(unknown) = tasks.entry(approval.run_id) {
             let run = request.state.runner.store().run(approval.run_id).await?;
-            let task = run.as_ref().map(task).unwrap_or_default();
-            tasks.insert(approval.run_id, task);
+            unknown.insert(run.as_ref().map(task).unwrap_or_default());
         }
     }
     let task = |approval: &PendingApproval| tasks.get(&approval.run_id).map(String::as_str);
@@ -133,12 +133,12 @@ async fn file_change(request: &ConsoleRequest, approval: &PendingApproval) -> Op
                 "Writes"
             };
             let lines = diff::lines(current.as_deref().unwrap_or_default(), &content);
-            Some(html! { p.small { (verb) " " code { (format::prose(&path)) } } (lines) })
+            Some(html! { p.small { (verb) " " code { (diff::shown(&path)) } } (lines) })
         }
         "edit_file" => {
             let edit: Edit = serde_json::from_str(arguments).ok()?;
             let lines = diff::lines(&edit.old_string, &edit.new_string);
-            Some(html! { p.small { "Changes " code { (format::prose(&edit.path)) } } (lines) })
+            Some(html! { p.small { "Changes " code { (diff::shown(&edit.path)) } } (lines) })
         }
         _ => None,
     }
