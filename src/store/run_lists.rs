@@ -132,7 +132,7 @@ pub async fn runs_named(
 
 /// The last bytes of hexadecimal digits, without the half of one.
 fn whole_bytes(digits: &str) -> Vec<u8> {
-    let pairs = digits[digits.len() % 2..].as_bytes().chunks(2);
+    let pairs = digits.as_bytes()[digits.len() % 2..].chunks(2);
     let pairs = pairs.map(|pair| std::str::from_utf8(pair).unwrap_or_default());
     pairs
         .filter_map(|pair| u8::from_str_radix(pair, 16).ok())

@@ -530,7 +530,7 @@ mod tests {
         });
         let problem = Problem::from(full);
         let body = problem.render("/agents/a/runs", "req_1");
-        insta::assert_snapshot!(String::from_utf8_lossy(&body), @r#"{"type":"about:blank","title":"Too Many Requests","status":429,"detail":"1 runs are at work and 2 wait; try again later","instance":"/agents/a/runs","code":"queue_full","request_id":"req_1","running":1,"queued":2}"#);
+        insta::assert_snapshot!(String::from_utf8_lossy(&body), @r#"{"type":"about:blank","title":"Too Many Requests","status":429,"detail":"the queue is full: 1 running, 2 queued; try again later","instance":"/agents/a/runs","code":"queue_full","request_id":"req_1","running":1,"queued":2}"#);
         let response = problem.into_response();
         assert_eq!(response.status(), 429);
         assert_eq!(response.headers()["retry-after"], "1");

@@ -259,7 +259,7 @@ async fn the_command_prints_results_and_fails_if_a_line_does() {
     );
     let bad = run("{}\nno json\n").await;
     assert_eq!(bad.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&bad.stderr).contains("1 were rejected"));
+    assert!(String::from_utf8_lossy(&bad.stderr).contains("1 rejected"));
 }
 
 #[tokio::test]

@@ -232,8 +232,8 @@ async fn a_step_has_an_address() {
     assert!(page.text.contains("Open the child run"), "{}", page.text);
     let turn = app.get(&format!("/ui/runs/{}?turn=2", run.id())).await;
     assert!(turn.text.contains("New since turn 1") && turn.text.contains("Fork here"));
-    let raw = app.get(&format!("/ui/runs/{}?turn=2&show=raw", run.id()));
-    assert!(raw.await.text.contains("Request as sent"));
+    let raw = format!("/ui/runs/{}?turn=2&show=raw", run.id());
+    assert!(app.get(&raw).await.text.contains("Request as sent"));
     assert_eq!(
         app.get(&format!("/ui/runs/{}?turn=9", run.id()))
             .await

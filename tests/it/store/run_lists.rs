@@ -411,7 +411,7 @@ async fn runs_are_found_by_the_beginning_or_the_end_of_an_id(opened: &Opened) {
     let child = runs.ended_child.run;
     for id in [queued, running, failed, child] {
         let text = id.to_string();
-        for part in [&text[..35], &text[4..30], &text[24..], &text[32..]] {
+        for part in [&text[..39], &text[4..39], &text[24..], &text[32..]] {
             assert_eq!(named(part, None, 2).await, [id], "{part}");
         }
         let end_with_prefix = format!("run_{}", &text[28..]);
