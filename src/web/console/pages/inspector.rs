@@ -142,17 +142,20 @@ async fn overview(request: &ConsoleRequest, run: &Run) -> Markup {
         list.push(("Cancelled", text(reason)));
     }
     let output = run.content.as_deref().or(run.partial_content.as_deref());
-    let answer = messages::text("assistant", output.unwrap_or_default()).await;
+    let answer = match output {
+        Some(json) if run.structured => json_block(json),
+        text => messages::text("assistant", text.unwrap_or_default()).await,
+    };
     html! {
         (approvals)
         @if let Some(error) = &run.error {
             div.failure role="alert" { b { (error.code) } p { (error.message) } }
         }
         @for warning in &run.warnings { p.warning { (warning.message) } }
-        @if let Some(output) = output {
+        @if output.is_some() {
             section.answer {
                 header { h3 { @if run.content.is_some() { "Answer" } @else { "Last text" } } (messages::copy_button("answer")) }
-                @if run.structured { (json_block(output)) } @else { (answer) }
+                (answer)
             }
         }
         @if !run.status.is_terminal() {
