@@ -5,6 +5,7 @@ use std::time::Duration;
 use maud::{Markup, html};
 use similar::ChangeTag;
 
+use crate::domain::counted::counted;
 use crate::domain::terminal_text;
 use crate::domain::text_diff;
 use crate::web::console::format;
@@ -31,7 +32,7 @@ pub fn lines(before: &str, after: &str) -> Markup {
                 }
             }
         }
-        @if count > MAX_LINES { p.muted.small { (format::plural(count - MAX_LINES, "more line")) "." } }
+        @if count > MAX_LINES { p.muted.small { (counted(count - MAX_LINES, "more line")) "." } }
     }
 }
 

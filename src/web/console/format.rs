@@ -72,14 +72,6 @@ pub fn percent(part: u64, whole: u64) -> String {
     }
 }
 
-/// `1 tool`, `2 tools`.
-pub fn plural(number: usize, name: &str) -> String {
-    match number {
-        1 => format!("1 {name}"),
-        number => format!("{number} {name}s"),
-    }
-}
-
 /// Dollars with as many digits as small amounts need; a dash without a price.
 pub fn cost(cost: Option<Cost>) -> String {
     usd(cost.map(Cost::to_usd))

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use maud::{Markup, html};
 
+use crate::domain::counted::counted;
 use crate::domain::run::{Run, Status, now};
 use crate::store::runs::RunFilter;
 use crate::web::console::format;
@@ -59,7 +60,7 @@ pub async fn render(
                 }
             }
         }
-        @if runs > 0 { p.muted.small { "Of the last " (format::plural(runs, "run")) "." } }
+        @if runs > 0 { p.muted.small { "Of the last " (counted(runs, "run")) "." } }
     })
 }
 

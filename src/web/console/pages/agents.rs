@@ -4,6 +4,7 @@ use maud::{Markup, html};
 
 use crate::catalog::Entry;
 use crate::config::KeyScope::Run;
+use crate::domain::counted::counted;
 use crate::engine::agent_check;
 use crate::web::console::format;
 use crate::web::console::layout::Page;
@@ -33,7 +34,7 @@ pub async fn page(request: ConsoleRequest) -> Result<Page, Problem> {
             @if !others.is_empty() { ul.cards { @for entry in &others { (card(request, entry)) } } }
             @if !scripted.is_empty() {
                 details #scripted data-keep open[others.is_empty()] {
-                    summary { (format::plural(scripted.len(), "scripted agent")) ", which answer from files, without a key" }
+                    summary { (counted(scripted.len(), "scripted agent")) ", which answer from files, without a key" }
                     ul.cards { @for entry in &scripted { (card(request, entry)) } }
                 }
             }
@@ -54,7 +55,7 @@ fn card(request: &ConsoleRequest, entry: &Entry) -> Markup {
             @if let Some(error) = &agent.error { p.error { (format::excerpt(error, 200)) } }
             p.muted.small {
                 @if let Some(model) = agent.model { (model) }
-                @if !agent.tools.is_empty() { " · " (format::plural(agent.tools.len(), "tool")) }
+                @if !agent.tools.is_empty() { " · " (counted(agent.tools.len(), "tool")) }
                 @if !agent.sub_agents.is_empty() { " · calls " (agent.sub_agents.join(", ")) }
             }
             @if agent.version.is_some() && request.may(Run) {
@@ -71,6 +72,6 @@ fn card(request: &ConsoleRequest, entry: &Entry) -> Markup {
 pub fn state(agent: &AgentBrief<'_>) -> Markup {
     html! {
         @if !agent.valid { span.status.failed { "invalid" } }
-        @else if !agent.warnings.is_empty() { span.status.waiting { (format::plural(agent.warnings.len(), "warning")) } }
+        @else if !agent.warnings.is_empty() { span.status.waiting { (counted(agent.warnings.len(), "warning")) } }
     }
 }

@@ -3,6 +3,7 @@
 use maud::{Markup, html};
 
 use crate::config::KeyScope;
+use crate::domain::counted::counted;
 use crate::domain::run::{Run, Status};
 use crate::domain::run_ref::short_id;
 use crate::domain::waiting_for::WaitingFor;
@@ -41,7 +42,7 @@ pub fn wait_notice(request: &ConsoleRequest, run: &Run) -> Markup {
     html! {
         @match (run.status, run.waiting_for) {
             (Status::Queued, _) => div.wait {
-                "Queued: " (format::plural(load.running, "run")) " running, " (load.queued) " waiting for a slot. It starts by itself."
+                "Queued: " (counted(load.running, "run")) " running, " (load.queued) " waiting for a slot. It starts by itself."
             },
             (status, _) if status.is_terminal() => {},
             (_, Some(WaitingFor::Approval)) => {
@@ -51,7 +52,7 @@ pub fn wait_notice(request: &ConsoleRequest, run: &Run) -> Markup {
                         @if let Some(deadline) = pending.request.deadline { ", until " (format::instant(deadline)) }
                         "."
                         @let others = run.pending_approvals.len() - 1;
-                        @if others > 0 { " " (format::plural(others, "other call")) " too." }
+                        @if others > 0 { " " (counted(others, "other call")) " too." }
                         " " a.button href=(request.run_href(run.id)) { "Decide" }
                     }
                 }

@@ -2,6 +2,7 @@
 
 use maud::{Markup, html};
 
+use crate::domain::counted::counted;
 use crate::domain::event::{Event, EventKind, EventName, STORED_EVENT_NAMES};
 use crate::domain::run::Run;
 use crate::store::events::{self, EventQuery};
@@ -126,7 +127,7 @@ fn summary(kind: &EventKind) -> String {
         } => {
             let calls = match tool_calls.len() {
                 0 => String::new(),
-                count => format!(", {}", format::plural(count, "tool call")),
+                count => format!(", {}", counted(count, "tool call")),
             };
             format!("turn {turn}: {input_tokens} tokens in, {output_tokens} out{calls}")
         }

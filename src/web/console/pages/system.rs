@@ -3,6 +3,7 @@
 use maud::{Markup, html};
 
 use crate::config::KeyScope::Admin;
+use crate::domain::counted::counted;
 use crate::engine::overview::{LoginOverview, McpServerOverview, Overview, ProviderOverview};
 use crate::tools::mcp::ConnectionState;
 use crate::web::console::format;
@@ -128,7 +129,7 @@ fn providers(providers: &[ProviderOverview]) -> Markup {
         @else { (table(&ready)) }
         @if !others.is_empty() {
             details #other-providers data-keep {
-                summary { (format::plural(others.len(), "other provider")) ", not configured" }
+                summary { (counted(others.len(), "other provider")) ", not configured" }
                 (table(&others))
             }
         }

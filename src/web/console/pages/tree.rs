@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 use jiff::Timestamp;
 use maud::{Markup, html};
 
+use crate::domain::counted::counted;
 use crate::domain::run::{Run, RunId};
 use crate::domain::usage::Cost;
 use crate::web::console::format;
@@ -143,8 +144,8 @@ fn more(view: &TreeView<'_>, rows: &Rows) -> Markup {
     let href = step_href(view, view.selected, view.step, true);
     html! {
         p.note {
-            @if rows.folded > 0 { (format::plural(rows.folded, "run")) " below others: select one of these to see its runs. " }
-            @if rows.left_out > 0 { (format::plural(rows.left_out, "more row")) ". " }
+            @if rows.folded > 0 { (counted(rows.folded, "run")) " below others: select one of these to see its runs. " }
+            @if rows.left_out > 0 { (counted(rows.left_out, "more row")) ". " }
             @if !view.opens_all { a href=(href) { "Show all" } }
         }
     }
@@ -311,7 +312,7 @@ impl Painter<'_> {
                         span class=(format!("dot {status}")) role="img" aria-label=(status) title=(status) {}
                         @if caller.is_some() { span.muted { "→" } }
                         b class=(if run.error.is_some() { "error" } else { "" }) { (name) }
-                        @if folded > 0 { span.kind { "+ " (format::plural(folded, "run")) } }
+                        @if folded > 0 { span.kind { "+ " (counted(folded, "run")) } }
                         @if let Some(task) = task { span.muted { (task) } }
                     }
                     (self.bar(spans))

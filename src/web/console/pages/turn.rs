@@ -4,6 +4,7 @@ use maud::{Markup, html};
 use serde::Deserialize;
 
 use crate::config::KeyScope;
+use crate::domain::counted::counted;
 use crate::domain::message::{Message, ToolCall, ToolResult};
 use crate::domain::run::Run;
 use crate::engine::history::RecordedConversation;
@@ -122,8 +123,8 @@ async fn conversation(
         }
         @if !shown.is_empty() {
             details #earlier data-keep {
-                summary { (format::plural(shown.len(), "earlier message")) }
-                @if first > 0 { p.muted.small { (format::plural(first, "older message")) " not shown; the API has all." } }
+                summary { (counted(shown.len(), "earlier message")) }
+                @if first > 0 { p.muted.small { (counted(first, "older message")) " not shown; the API has all." } }
                 ol.thread { @for message in &shown { (message) } }
             }
         }
@@ -241,7 +242,7 @@ fn raw(detail: &TurnDetailView) -> Markup {
                 @if detail.turn.redacted { p.muted.small { "Some of it is redacted, as the configuration says." } }
                 @if !sent.headers.is_empty() {
                     details #headers data-keep {
-                        summary { (format::plural(sent.headers.len(), "header")) }
+                        summary { (counted(sent.headers.len(), "header")) }
                         dl.facts { @for (name, value) in &sent.headers { div { dt { (name) } dd { code.wrap { (value) } } } } }
                     }
                 }

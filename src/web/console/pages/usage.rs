@@ -8,6 +8,7 @@ use jiff::{Timestamp, ToSpan};
 use maud::{Markup, html};
 use serde::Deserialize;
 
+use crate::domain::counted::counted;
 use crate::domain::run::now;
 use crate::store::usage::{UsageDimension, UsageQuery};
 use crate::web::console::chart::{Chart, Series};
@@ -243,7 +244,7 @@ fn series(
 ) -> Vec<Series> {
     let names = order.iter().take(MAX_SERIES).cloned();
     let others = order.len().saturating_sub(MAX_SERIES);
-    let others = (others > 0).then(|| format::plural(others, "other"));
+    let others = (others > 0).then(|| counted(others, "other"));
     let series = |name| Series {
         name,
         values: vec![0.0; dates.len()],
@@ -304,7 +305,7 @@ fn table(usage: &UsageView, grouping: &Grouping) -> Markup {
                 }
             }
         }
-        @if count > rows.len() { p.muted.small { "The " (rows.len()) " most expensive of " (format::plural(count, grouping.name())) "." } }
+        @if count > rows.len() { p.muted.small { "The " (rows.len()) " most expensive of " (counted(count, grouping.name())) "." } }
     }
 }
 
