@@ -10,6 +10,7 @@ pub mod content;
 pub mod context;
 pub mod counted;
 pub mod cron;
+pub mod dataset;
 pub mod event;
 pub mod excerpt;
 pub mod expect;
