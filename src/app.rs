@@ -243,7 +243,8 @@ fn start_store_tasks(
 fn workdirs(config: &Config) -> anyhow::Result<Workdirs> {
     let cwd = std::env::current_dir().context("the working directory cannot be found")?;
     let scripts = config.providers.values().flat_map(|it| &it.scripts);
-    let dirs = [&config.data.dir, &config.logins.dir];
+    let datasets = config.agents.datasets_dir();
+    let dirs = [&config.data.dir, &config.logins.dir, &datasets];
     let dirs = dirs.into_iter().chain(&config.configured_data_dir);
     let others = config.agents.dirs.iter().chain(scripts).chain(dirs);
     let own = DaemonPaths {

@@ -18,6 +18,7 @@ use crate::settings::positions::Positions;
 pub mod agent_toml;
 pub mod braces;
 pub mod context_files;
+pub mod datasets;
 mod document_fetch;
 pub mod documents;
 pub mod file_checks;

@@ -352,7 +352,7 @@ fn hash_file(path: &Path, hasher: &mut DefaultHasher) {
 fn prefetch_documents(dirs: &[PathBuf], rules: &Rules) {
     let paths = dirs.iter().flat_map(|dir| list_agent_files(dir).ok());
     let files = paths.flatten().filter_map(|path| {
-        let bytes = read_file(&path)?.ok()?;
+        let bytes = read_file(&path, MAX_FILE_BYTES)?.ok()?;
         Some((path, bytes))
     });
     rules.documents.prefetch(files);
@@ -411,7 +411,7 @@ fn read_dirs(
                     .insert(path, Problem::of_file(kind, hidden));
                 continue;
             }
-            let Some(bytes) = read_file(&path) else {
+            let Some(bytes) = read_file(&path, MAX_FILE_BYTES) else {
                 continue;
             };
             let entry = build_entry(name, &path, bytes, rules, before.entries.get(name));
@@ -529,8 +529,8 @@ pub fn is_toml(path: &Path) -> bool {
     name.ends_with(b".toml") && !name.starts_with(b".")
 }
 
-/// Reads a file and follows links; `None` if it is not a file or no longer exists.
-fn read_file(path: &Path) -> Option<Result<Vec<u8>, String>> {
+/// Reads a file, up to a byte above `max_bytes`, and follows links; `None` if it is not a file or no longer exists.
+pub fn read_file(path: &Path, max_bytes: usize) -> Option<Result<Vec<u8>, String>> {
     // Checked before it is opened: opening a pipe would wait for its writer.
     match fs::metadata(path) {
         Ok(meta) if !meta.is_file() => return None,
@@ -544,8 +544,8 @@ fn read_file(path: &Path) -> Option<Result<Vec<u8>, String>> {
         Err(error) => return Some(Err(error.to_string())),
     }
     let mut bytes = Vec::new();
-    let read = File::open(path)
-        .and_then(|file| file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes));
+    let read =
+        File::open(path).and_then(|file| file.take(max_bytes as u64 + 1).read_to_end(&mut bytes));
     match read {
         Ok(_) => Some(Ok(bytes)),
         Err(error) if error.kind() == ErrorKind::NotFound => None,

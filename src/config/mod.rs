@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -202,6 +202,19 @@ section! {
         pub dirs: Vec<PathBuf> = vec![PathBuf::from("agents")], FilePath;
         /// Whether to reload agent files when they change.
         pub watch: bool = true, Flag;
+        /// The directory of datasets; `None`: `datasets` beside the first directory of agents.
+        pub datasets: Option<PathBuf>, FilePath;
+    }
+}
+
+impl Agents {
+    /// The directory of datasets, which may not exist.
+    pub fn datasets_dir(&self) -> PathBuf {
+        let beside = || self.dirs.first()?.parent();
+        match &self.datasets {
+            Some(dir) => dir.clone(),
+            None => beside().unwrap_or(Path::new("")).join("datasets"),
+        }
     }
 }
 

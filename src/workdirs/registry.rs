@@ -51,7 +51,7 @@ pub enum OpenError {
     #[error(transparent)]
     Resolve(#[from] ResolveError),
     #[error(
-        "lies in a directory that belongs to the daemon (configuration, agents, scripts or data); name another one"
+        "lies in a directory that belongs to the daemon (configuration, agents, datasets, scripts or data); name another one"
     )]
     Reserved,
     #[error(

@@ -1,4 +1,4 @@
-//! The daemon's own files and directories, which no tool may reach: configuration, agents, data and scripts. They are
+//! The daemon's own files and directories, which no tool may reach: configuration, agents, datasets, data and scripts. They are
 //! identified by device and inode, not by comparing paths. A path that does not exist yet is identified by its name in
 //! the directory that will hold it.
 
@@ -18,7 +18,7 @@ pub struct DaemonPaths {
     /// It may not exist yet.
     pub config_file: PathBuf,
     pub config_dir: PathBuf,
-    /// Agents, data, and files or directories of scripts.
+    /// Agents, datasets, data, and files or directories of scripts.
     pub others: Vec<PathBuf>,
 }
 
@@ -118,7 +118,7 @@ impl fmt::Display for ReservedError {
             }
             Self::ContainsReserved => {
                 "not to be moved, copied or deleted: it contains a directory that belongs to the daemon \
-                 (configuration, agents, scripts or data)"
+                 (configuration, agents, datasets, scripts or data)"
             }
             Self::Procfs => {
                 "out of reach for every tool: it lies in /proc, which shows the environment and the memory of processes"

@@ -31,7 +31,8 @@ impl SkillDir {
         let workdir = Workdir::new(dir, &Arc::new(ReservedPaths::default()))?;
         let snapshot = workdirs.reserved().snapshot();
         if snapshot.contains_reserved(workdir.id()) {
-            let message = "contains files of the daemon (configuration, agents, scripts or data)";
+            let message =
+                "contains files of the daemon (configuration, agents, datasets, scripts or data)";
             return Err(io::Error::other(message));
         }
         for ancestor in workdir::ancestors(&workdir.dir) {
@@ -40,7 +41,8 @@ impl SkillDir {
                 break;
             }
             if snapshot.is_reserved(ancestor) {
-                let message = "lies in a directory of the daemon (agents, scripts or data)";
+                let message =
+                    "lies in a directory of the daemon (agents, datasets, scripts or data)";
                 return Err(io::Error::other(message));
             }
         }

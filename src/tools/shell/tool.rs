@@ -237,7 +237,7 @@ impl Tool for RunCommand {
             let opened = opened.await.map_err(|error| error.to_string())?;
             let workdir = opened.map_err(|error| match ReservedError::from_io_error(&error) {
                 Some(_) => "commands cannot be run here: the workdir contains the server's own files, or lies among them \
-                            (configuration, agents, scripts or data). The agent needs a workdir of its own"
+                            (configuration, agents, datasets, scripts or data). The agent needs a workdir of its own"
                     .to_owned(),
                 None => format!("the workdir cannot be read: {error}"),
             })?;
