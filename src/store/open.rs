@@ -6,7 +6,7 @@ use std::sync::Arc;
 use secrecy::{ExposeSecret, SecretString};
 use tracing::warn;
 
-use crate::config::Data;
+use crate::config::{Data, Durability};
 use crate::store::StoreError;
 use crate::store::events::{HasSubscribersFn, PublishFn};
 use crate::store::postgres::PostgresStore;
@@ -32,6 +32,11 @@ pub fn open(
     }
     let store = SqliteStore::open(&data.dir, data.durability, publish, has_subscribers)?;
     Ok(Arc::new(store))
+}
+
+/// Opens the store of a data directory that exists, for a command without a daemon. No other process can open it meanwhile.
+pub fn open_existing(dir: &Path, durability: Durability) -> Result<Arc<dyn RunStore>, StoreError> {
+    Ok(Arc::new(SqliteStore::open_existing(dir, durability)?))
 }
 
 /// Checks the URLs of the database without a connection. Returns the keys of those that are wrong, each with the reason as the rest

@@ -63,6 +63,15 @@ pub struct SqliteStore {
 }
 
 impl SqliteStore {
+    /// Opens the store of a directory that has one. Nobody follows its events.
+    pub fn open_existing(dir: &Path, durability: Durability) -> Result<Self, StoreError> {
+        let file = dir.join(DATABASE_FILE);
+        if files::file_size(&file).is_none() {
+            return Err(StoreError::NoDatabase(file.display().to_string()));
+        }
+        Self::open(dir, durability, Box::new(|_, _| {}), Box::new(|_| false))
+    }
+
     /// Creates the directory and the file if they are missing. Blocks.
     pub fn open(
         dir: &Path,
