@@ -9,6 +9,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use crate::config::Limits;
 use crate::domain::agent::client_additions::ClientAdditions;
 use crate::domain::agent::is_agent_name;
 use crate::domain::agent::overrides::{BudgetOverride, InvalidOverride, ParamsOverride};
@@ -17,7 +18,7 @@ use crate::engine::request::{Overrides, RunRequest, WebhookRequest};
 use crate::engine::state::provider_keys::Keys;
 use crate::engine::state::sessions::OnBusy;
 use crate::validation;
-use crate::web::body::content::RunInput;
+use crate::web::body::content::{AttachmentCounter, RunInput};
 use crate::web::body::form::Form;
 use crate::web::body::json_body::{self, MAX_DEPTH, Object};
 use crate::web::body::known_fields;
@@ -61,6 +62,18 @@ pub async fn build_run_request(
             Box::pin(request.into_run_request(agent, owner, settings)).await
         }
     }
+}
+
+/// Checks a body that has only what a case of a dataset has: input, context, messages and labels.
+pub fn check_case(body: &str, limits: &Limits) -> Result<(), Problem> {
+    let request = parse_body(body.as_bytes())?;
+    let labels = request.labels.unwrap_or_default();
+    check_labels(&labels, limits.labels, MAX_LABEL_VALUE)?;
+    let mut counter = AttachmentCounter::new(limits.attachment_limits());
+    if let Some(input) = request.input {
+        input.into_content("/input", &mut counter)?;
+    }
+    messages::parse_messages(request.messages.unwrap_or_default(), &mut counter).map(drop)
 }
 
 fn parse_body(bytes: &[u8]) -> Result<CreateRunRequest, Problem> {
