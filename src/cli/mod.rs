@@ -24,6 +24,7 @@ mod client;
 mod completions;
 mod config;
 mod data;
+mod dataset;
 mod demo;
 mod dry_run;
 mod event_lines;
@@ -155,6 +156,9 @@ enum Command {
     Batch(batch::Args),
     /// Test agents against recorded runs, without a network
     Test(test::Args),
+    /// List and check the datasets of evaluations
+    #[command(subcommand)]
+    Dataset(dataset::Command),
     /// List the tool calls of a daemon that wait for approval
     Approvals(approvals::Args),
     /// List, show and delete the sessions of a daemon
@@ -202,6 +206,7 @@ impl Command {
             Self::Runs(command) => runs::runs(command).await,
             Self::Batch(args) => batch::batch(args).await,
             Self::Test(args) => test::test(args).await,
+            Self::Dataset(command) => dataset::dataset(command),
             Self::Approvals(args) => approvals::approvals(&args).await,
             Self::Sessions(command) => sessions::sessions(command).await,
             Self::Schedules(command) => schedules::schedules(command).await,

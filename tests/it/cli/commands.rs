@@ -493,6 +493,8 @@ async fn shipped_agents_are_valid_and_run() {
     let clone = Path::new(env!("CARGO_MANIFEST_DIR"));
     let in_clone = |arguments: &[&str]| axed_command(clone, arguments);
     ended(in_clone(&["agents", "check"])).await.with(0);
+    let checked = ended(in_clone(&["dataset", "check"])).await;
+    assert!(checked.with(0).starts_with("release: 5 cases, "));
     let config = fs::read_to_string(clone.join("config/axed.toml")).expect("the configuration");
     home.write("config/axed.toml", &uncommented(&config));
     home.write("agents/scripts/x.toml", ECHO);

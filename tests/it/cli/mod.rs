@@ -4,6 +4,7 @@ mod approvals;
 mod chat;
 mod checks;
 mod commands;
+mod datasets;
 pub mod home;
 mod live_tests;
 mod mcp;
