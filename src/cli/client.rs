@@ -336,10 +336,15 @@ impl Client {
         })
     }
 
-    /// A page of a run's events, after the one with this number.
-    pub async fn get_events(&self, id: &str, after: u64) -> Result<EventPage, ClientError> {
+    /// A page of at most `limit` of a run's events, after the one with this number.
+    pub async fn get_events(
+        &self,
+        id: &str,
+        after: u64,
+        limit: usize,
+    ) -> Result<EventPage, ClientError> {
         let mut url = self.url(&["runs", id, "events"]);
-        url.set_query(Some(&format!("after={after}&limit=1000")));
+        url.set_query(Some(&format!("after={after}&limit={limit}")));
         self.read(self.http.get(url)).await
     }
 

@@ -158,7 +158,7 @@ fn describe_missing(error: StoreError, elsewhere: Option<String>) -> anyhow::Err
 }
 
 /// The error of a command that has no other task than what failed.
-fn describe(error: StoreError) -> anyhow::Error {
+pub fn describe(error: StoreError) -> anyhow::Error {
     match error {
         StoreError::Backend(why) | StoreError::Refused(why) => anyhow::anyhow!(why),
         StoreError::Corrupt(why) | StoreError::Malformed(why) => {

@@ -65,7 +65,7 @@ pub async fn warn_of_lost_memory(client: &Client, agent: &str) {
 }
 
 /// The data directory may be that of a daemon, which can do the same.
-fn mention_server(error: anyhow::Error) -> anyhow::Error {
+pub fn mention_server(error: anyhow::Error) -> anyhow::Error {
     match error.downcast_ref() {
         Some(StoreError::Locked { .. }) => {
             anyhow::anyhow!("{error}; or have the daemon there do it with --server URL")

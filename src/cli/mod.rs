@@ -156,7 +156,7 @@ enum Command {
     Batch(batch::Args),
     /// Test agents against recorded runs, without a network
     Test(test::Args),
-    /// List and check the datasets of evaluations
+    /// List, check and fill the datasets of evaluations
     #[command(subcommand)]
     Dataset(dataset::Command),
     /// List the tool calls of a daemon that wait for approval
@@ -206,7 +206,7 @@ impl Command {
             Self::Runs(command) => runs::runs(command).await,
             Self::Batch(args) => batch::batch(args).await,
             Self::Test(args) => test::test(args).await,
-            Self::Dataset(command) => dataset::dataset(command),
+            Self::Dataset(command) => dataset::dataset(command).await,
             Self::Approvals(args) => approvals::approvals(&args).await,
             Self::Sessions(command) => sessions::sessions(command).await,
             Self::Schedules(command) => schedules::schedules(command).await,

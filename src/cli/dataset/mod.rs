@@ -1,4 +1,4 @@
-//! `axed dataset`: lists and checks the files of datasets.
+//! `axed dataset`: lists, checks and fills the files of datasets.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -15,6 +15,9 @@ use crate::domain::counted::counted;
 use crate::domain::dataset::{Case, DatasetError};
 use crate::web::extract::run_request;
 
+mod add;
+mod source;
+
 #[derive(Debug, clap::Subcommand)]
 #[command(
     after_help = "A dataset is a file of JSON lines in the directory of datasets:
@@ -25,6 +28,8 @@ pub enum Command {
     List(List),
     /// Check datasets: exit code 0 if every line is a case, else 1
     Check(Check),
+    /// Add recorded runs to a dataset
+    Add(Box<add::Add>),
 }
 
 #[derive(Debug, clap::Args)]
@@ -55,10 +60,11 @@ pub struct Check {
     sources: Sources,
 }
 
-pub fn dataset(command: Command) -> anyhow::Result<ExitCode> {
+pub async fn dataset(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::List(args) => list(args),
         Command::Check(args) => check(args),
+        Command::Add(args) => add::add(*args).await,
     }
 }
 
@@ -118,7 +124,7 @@ fn check(args: Check) -> anyhow::Result<ExitCode> {
 
 fn warn_of_none(config: &Config) {
     output::eprint_line(format_args!(
-        "axed: no datasets in {}",
+        "axed: no datasets in {}; axed dataset add NAME --agent AGENT makes one of recorded runs",
         config.agents.datasets_dir().display()
     ));
 }

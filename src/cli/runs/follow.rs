@@ -167,7 +167,7 @@ pub async fn events(args: &Events) -> anyhow::Result<()> {
     let mut lines = EventLines::default();
     let mut after = args.after;
     loop {
-        let page = client.get_events(&id, after).await?;
+        let page = client.get_events(&id, after, 1000).await?;
         let is_last = page.data.is_empty();
         for event in page.data {
             if args.format.is_json() {

@@ -17,7 +17,7 @@ use crate::domain::run::Status;
 use crate::settings::suggestion;
 
 /// Maximum number of runs of one page, as in the API.
-const MAX_PAGE_RUNS: usize = 200;
+pub const MAX_PAGE_RUNS: usize = 200;
 
 const COLUMNS: [Column; 7] = [
     Column::text("run"),
@@ -91,7 +91,7 @@ pub struct List {
     daemon: DaemonArgs,
 }
 
-fn parse_limit(text: &str) -> Result<usize, String> {
+pub fn parse_limit(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) | Err(_) => Err("use a number from 1 on".to_owned()),
         Ok(limit) => Ok(limit),
@@ -99,7 +99,7 @@ fn parse_limit(text: &str) -> Result<usize, String> {
 }
 
 /// A date is its beginning in UTC.
-fn parse_since(text: &str) -> Result<String, String> {
+pub fn parse_since(text: &str) -> Result<String, String> {
     let time = absolute_time(text);
     let midnight = format!("{time}T00:00:00Z");
     let times = [time, midnight];
@@ -236,7 +236,7 @@ fn row(run: &RunDetails, now: Timestamp, wide: bool) -> Vec<Cell> {
 }
 
 /// Knows the statuses, for completions.
-fn status_parser() -> impl TypedValueParser<Value = Status> {
+pub fn status_parser() -> impl TypedValueParser<Value = Status> {
     PossibleValuesParser::new(Status::ALL.map(Status::as_str))
         .try_map(|name| name.parse::<Status>().map_err(|()| "unknown status"))
 }

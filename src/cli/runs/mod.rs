@@ -8,7 +8,7 @@ mod decide;
 mod diff;
 mod follow;
 mod fork;
-mod list;
+pub mod list;
 mod message;
 mod pause;
 mod rerun;
