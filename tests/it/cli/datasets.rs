@@ -1,8 +1,12 @@
-//! `axed dataset`: files of cases are checked.
+//! `axed dataset`: files of cases are checked, and recorded runs become cases.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::cli::home::Home;
+use crate::cli::home::{Ended, Home};
+use crate::cli::recordings::{axed, read};
+use crate::support::app::TestApp;
+use crate::support::attachments::{PNG, picture_part};
+use crate::support::provider::answer::{delegates, fails, hangs, says};
 
 #[tokio::test]
 async fn what_is_broken_is_named_by_file_line_and_key() {
@@ -10,7 +14,7 @@ async fn what_is_broken_is_named_by_file_line_and_key() {
     let none = home.axed(&["dataset", "check"]).await;
     assert_eq!(none.with(0), "");
     assert!(
-        none.err.contains("no datasets in datasets"),
+        none.err.contains("no datasets in datasets;"),
         "{}",
         none.err
     );
@@ -88,7 +92,130 @@ async fn a_name_is_never_a_path_and_the_directory_is_a_setting() {
         ended.with(2);
         assert!(ended.err.contains(message), "{}", ended.err);
     }
+    let add = ["dataset", "add", "../secret", "--agent", "solo"];
+    let ended = home.axed(&add).await;
+    ended.with(2);
+    assert!(ended.err.contains("is no name"), "{}", ended.err);
     let beside = ["dataset", "check", "--agents", "elsewhere/agents"];
     home.write("elsewhere/datasets/x.jsonl", "{\"input\": \"a\"}");
     assert!(home.axed(&beside).await.with(0).starts_with("x: 1 case,"));
+}
+
+async fn add(app: &TestApp, arguments: &[&str]) -> Ended {
+    let arguments = [&["dataset", "add"], arguments].concat();
+    axed(app, &arguments).await
+}
+
+fn cases(app: &TestApp, file: &str) -> Vec<Value> {
+    let lines = read(app, file);
+    let cases = lines.lines().map(serde_json::from_str);
+    cases.collect::<Result<_, _>>().expect("JSON")
+}
+
+#[tokio::test]
+async fn recorded_runs_become_cases_once() {
+    let mut app = TestApp::setup()
+        .sqlite()
+        .agent("solo", "sub_agents = [\"kid\"]")
+        .agent("kid", "")
+        .spawn()
+        .await;
+    let replies = ["one", "two", "three", "{\"a\": 1}", "picture", "judged"];
+    app.provider.will("solo", replies.map(says));
+    app.provider.will(
+        "solo",
+        [fails(400, "no"), delegates([("kid", "go")]), says("last")],
+    );
+    app.provider.will("kid", [says("kid's")]);
+    let messages = json!([
+        {"role": "user", "content": "before"}, {"role": "assistant", "content": "then"}
+    ]);
+    let bodies = [
+        json!({"input": "first", "context": "Be brief.", "messages": messages}),
+        json!({"input": "in a session", "session": "s"}),
+        json!({"input": "next", "session": "s"}),
+        json!({"input": "as JSON", "response_format": {"type": "json_object"}}),
+        json!({"input": [picture_part(PNG)]}),
+        json!({"input": "judge", "labels": {"scorer": "grounded"}}),
+        json!({"input": "fails"}),
+        json!({}),
+    ];
+    let mut ids = Vec::new();
+    for body in bodies {
+        ids.push(app.run_with("solo", body).await.id().to_owned());
+    }
+
+    let url = app.daemon.url.clone();
+    let server = ["--server", url.as_str()];
+    let arguments = ["new", "--agent", "solo", "--since", "1d", "--expect"];
+    let added = add(&app, &[&arguments[..], &server].concat()).await;
+    let expected = "datasets/new.jsonl: 5 cases added, 1 run skipped: 1 with images or files\n";
+    assert_eq!(added.with(0), expected);
+    let earlier = json!([
+        {"role": "user", "content": "in a session"},
+        {"role": "assistant", "content": "two", "tool_calls": []}
+    ]);
+    let mut sent = messages.clone();
+    sent[1]["tool_calls"] = json!([]);
+    let wanted = [
+        json!({"input": "first", "context": "Be brief.", "messages": sent, "expected": "one", "run": ids[0]}),
+        json!({"input": "in a session", "expected": "two", "run": ids[1]}),
+        json!({"input": "next", "messages": earlier, "expected": "three", "run": ids[2]}),
+        json!({"input": "as JSON", "expected": {"a": 1}, "run": ids[3]}),
+        json!({"input": "", "expected": "last", "run": ids[7]}),
+    ];
+    assert_eq!(cases(&app, "datasets/new.jsonl"), wanted);
+    axed(&app, &["dataset", "check"]).await.with(0);
+
+    let before = read(&app, "datasets/new.jsonl");
+    let again = add(&app, &[&arguments[..], &server, &["--json"]].concat()).await;
+    let report: Value = serde_json::from_str(again.with(0)).expect("JSON");
+    let skipped = json!({"in it already": 5, "with images or files": 1});
+    assert_eq!(
+        (&report["added"], &report["skipped"]),
+        (&json!(0), &skipped)
+    );
+    assert_eq!(read(&app, "datasets/new.jsonl"), before);
+
+    let failed = ["failed", "--agent", "solo", "--status", "failed"];
+    add(&app, &[&failed[..], &server].concat()).await.with(0);
+    let case = json!({"input": "fails", "run": ids[6]});
+    assert_eq!(cases(&app, "datasets/failed.jsonl"), [case]);
+    let few = ["few", "--agent", "solo", "--limit", "2"];
+    add(&app, &[&few[..], &server].concat()).await.with(0);
+    assert_eq!(cases(&app, "datasets/few.jsonl").len(), 1);
+
+    app.write("datasets/broken.jsonl", "{\"input\": \"a\"}\n{}\n");
+    let broken = ["broken", "--agent", "solo"];
+    let refused = add(&app, &[&broken[..], &server].concat()).await;
+    refused.with(2);
+    let message = "datasets/broken.jsonl:2: error: /input: is required";
+    assert!(refused.err.contains(message), "{}", refused.err);
+    assert_eq!(
+        read(&app, "datasets/broken.jsonl"),
+        "{\"input\": \"a\"}\n{}\n"
+    );
+
+    // Nothing of the directory is resumed: the run that hangs stays as it was.
+    app.provider.will("solo", [hangs()]);
+    app.start("solo", "hangs").await;
+    app.provider.wait_for_request("solo", 10).await;
+    let offline = ["old", "--agent", "solo", "--expect", "--data", "data"];
+    let in_use = add(&app, &offline).await;
+    in_use.with(1);
+    assert!(in_use.err.contains("with --server URL"), "{}", in_use.err);
+    app.daemon.kill().await;
+    let added = add(&app, &offline).await;
+    assert!(
+        added
+            .with(0)
+            .starts_with("datasets/old.jsonl: 5 cases added, 1 run skipped")
+    );
+    assert_eq!(read(&app, "datasets/old.jsonl"), before);
+    assert_eq!(app.provider.requests_for("solo").len(), 10);
+    let missing = ["none", "--agent", "solo", "--data", "nowhere"];
+    add(&app, &missing).await.with(2);
+    assert!(!app.path("datasets/none.jsonl").exists() && !app.path("nowhere").exists());
+    let unreachable = ["none", "--agent", "solo", "--server", "127.0.0.1:1"];
+    add(&app, &unreachable).await.with(3);
 }
