@@ -15,7 +15,6 @@ use crate::store::run_requests::RunRequests;
 #[cfg(doc)]
 use crate::store::runs::RunRecords;
 use crate::store::runs::UnfinishedRun;
-use crate::store::tickets::TicketSecrets;
 use crate::store::usage::SharedBudgets;
 
 /// Who drives a tree.
@@ -212,6 +211,11 @@ pub struct OpenSession {
 
 /// What a store has whose database several nodes share.
 pub trait Cluster:
-    TreeOwners + Permits + NodeMessages + RunRequests + Duties + SharedBudgets + TicketSecrets
+    TreeOwners + Permits + NodeMessages + RunRequests + Duties + SharedBudgets + DatabaseTime
 {
+}
+
+pub trait DatabaseTime: Send + Sync + 'static {
+    /// The time by the database's clock, since any fixed moment.
+    fn database_time(&self) -> BoxFuture<'_, Result<Duration, StoreError>>;
 }

@@ -9,6 +9,7 @@ use crate::store::batches::BatchRecords;
 use crate::store::changed_runs::ChangedRuns;
 use crate::store::cluster::Cluster;
 use crate::store::events::EventLog;
+use crate::store::link_secret::LinkSecrets;
 use crate::store::memories::MemoryRecords;
 use crate::store::outbox::Outbox;
 use crate::store::push_configs::PushConfigs;
@@ -34,6 +35,7 @@ pub trait RunStore:
     + ChangedRuns
     + PushConfigs
     + MemoryRecords
+    + LinkSecrets
 {
     /// Fails if the store cannot be written or read now.
     fn check(&self) -> BoxFuture<'_, Result<(), StoreError>>;

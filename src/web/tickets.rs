@@ -13,8 +13,8 @@ use sha2::Sha256;
 use crate::config::ClientKey;
 use crate::domain::run::RunId;
 use crate::store::StoreError;
+use crate::store::link_secret::LinkSecret;
 use crate::store::run_store::RunStore;
-use crate::store::tickets::TicketSecret;
 
 /// How long a ticket is valid.
 pub const LIFETIME: Duration = Duration::from_secs(60);
@@ -28,7 +28,7 @@ const PURPOSE: &[u8] = b"events of a run";
 #[derive(Debug)]
 pub struct TicketSigner {
     /// Read or made when it is first needed. Unless nodes share it, a restart ends its tickets.
-    secret: OnceLock<TicketSecret>,
+    secret: OnceLock<LinkSecret>,
     started: Instant,
 }
 
@@ -80,12 +80,13 @@ impl TicketSigner {
         Ok(is_valid.then_some(key))
     }
 
-    async fn secret(&self, store: &dyn RunStore) -> Result<&TicketSecret, TicketError> {
+    async fn secret(&self, store: &dyn RunStore) -> Result<&LinkSecret, TicketError> {
         if let Some(secret) = self.secret.get() {
             return Ok(secret);
         }
         let secret = match store.cluster() {
-            Some(cluster) => cluster.ticket_secret().await?,
+            Some(_) => store.link_secret().await?,
+            // Its times are since the start of the process.
             None => {
                 let mut random = Box::new([0; 32]);
                 getrandom::fill(&mut random[..]).map_err(TicketError::NoRandomness)?;
@@ -103,7 +104,7 @@ impl TicketSigner {
     }
 }
 
-fn issue(secret: &TicketSecret, run: RunId, key: Option<&ClientKey>, now: Duration) -> String {
+fn issue(secret: &LinkSecret, run: RunId, key: Option<&ClientKey>, now: Duration) -> String {
     let end = (now + LIFETIME).as_millis() as u64;
     let end = end.to_be_bytes();
     let signature = sign(secret, run, key, &end).finalize().into_bytes();
@@ -131,7 +132,7 @@ impl Ticket {
     /// tell which one matched. A key with another hash than then is another key.
     fn signer<'k>(
         &self,
-        secret: &TicketSecret,
+        secret: &LinkSecret,
         run: RunId,
         keys: &'k [Arc<ClientKey>],
     ) -> Option<Option<&'k Arc<ClientKey>>> {
@@ -156,16 +157,22 @@ impl Ticket {
     }
 }
 
-fn sign(secret: &TicketSecret, run: RunId, key: Option<&ClientKey>, end: &[u8; 8]) -> Hmac<Sha256> {
-    let secret = secret.expose_secret();
-    // HMAC takes a key of any length, so this never fails.
-    let mut mac = Hmac::new_from_slice(secret).unwrap_or_else(|_| Hmac::new(&Default::default()));
-    mac.update(PURPOSE);
+fn sign(secret: &LinkSecret, run: RunId, key: Option<&ClientKey>, end: &[u8; 8]) -> Hmac<Sha256> {
+    let mut mac = signature(secret, PURPOSE);
     mac.update(run.0.as_bytes());
     mac.update(end);
     if let Some(key) = key {
         mac.update(key.sha256.as_bytes());
     }
+    mac
+}
+
+/// Signs what follows, for one purpose.
+pub fn signature(secret: &LinkSecret, purpose: &[u8]) -> Hmac<Sha256> {
+    let secret = secret.expose_secret();
+    // HMAC takes a key of any length, so this never fails.
+    let mut mac = Hmac::new_from_slice(secret).unwrap_or_else(|_| Hmac::new(&Default::default()));
+    mac.update(purpose);
     mac
 }
 
@@ -180,9 +187,9 @@ mod tests {
     use crate::config::ClientKey;
     use crate::config::key_hash::KeyHash;
     use crate::domain::run::RunId;
-    use crate::store::tickets::TicketSecret;
+    use crate::store::link_secret::LinkSecret;
 
-    fn secret(byte: u8) -> TicketSecret {
+    fn secret(byte: u8) -> LinkSecret {
         SecretBox::new(Box::new([byte; 32]))
     }
 
@@ -200,7 +207,7 @@ mod tests {
     fn a_ticket_is_signed_for_its_run_and_ends_after_a_minute() {
         let (run, now) = (RunId::new(), Duration::from_millis(7_001));
         let text = issue(&secret(1), run, None, now);
-        let is_signed = |secret: &TicketSecret, run, text: &str| {
+        let is_signed = |secret: &LinkSecret, run, text: &str| {
             Ticket::parse(text).is_some_and(|it| it.signer(secret, run, &[]).is_some())
         };
         assert!(is_signed(&secret(1), run, &text));

@@ -73,6 +73,7 @@ tables! {
         Id: id; Text: agent owner key_owner; Int: lines created_at finished_at key_expires;
         FreeText: cancel_reason key; Bytes: body_hash;
     }
+    link_secret { Int: id; Bytes: secret; }
     batch_lines { Id: batch run; Int: line; FreeText: body problem; }
 }
 

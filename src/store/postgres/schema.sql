@@ -327,7 +327,5 @@ CREATE INDEX requests_open ON requests (root, number) WHERE answer IS NULL;
 CREATE TABLE duties (name text COLLATE "C" PRIMARY KEY, node uuid) WITH (fillfactor = 50);
 INSERT INTO duties (name) VALUES ('leader');
 
--- What all nodes sign tickets for events with.
-CREATE TABLE ticket_secret (id bigint PRIMARY KEY, secret bytea NOT NULL);
-INSERT INTO ticket_secret (id, secret)
-    VALUES (1, sha256(convert_to(gen_random_uuid()::text || gen_random_uuid()::text, 'UTF8')));
+-- What all nodes sign links and tickets for events with.
+CREATE TABLE link_secret (id bigint PRIMARY KEY, secret bytea NOT NULL);

@@ -276,4 +276,6 @@ CREATE TABLE batch_lines (
   problem TEXT,
   UNIQUE (batch, line)
 );
+-- What links are signed with: one row, made when it is first needed.
+CREATE TABLE link_secret (id INTEGER PRIMARY KEY, secret BLOB NOT NULL);
 CREATE TABLE checks (id INTEGER PRIMARY KEY, at INTEGER NOT NULL);

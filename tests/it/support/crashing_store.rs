@@ -19,6 +19,7 @@ use axed::store::batches::{
 };
 use axed::store::changed_runs::{ChangedPage, ChangedQuery, ChangedRuns};
 use axed::store::events::{EventLog, EventQuery};
+use axed::store::link_secret::{LinkSecret, LinkSecrets};
 use axed::store::memories::{
     EntryLimit, MemoryId, MemoryRecordError, MemoryRecords, NewMemoryEntry, NewestEntries,
 };
@@ -301,6 +302,12 @@ impl PushConfigs for CrashingStore {
             true => self.inner.delete_push_config(run, id),
             false => Box::pin(pending()),
         }
+    }
+}
+
+impl LinkSecrets for CrashingStore {
+    fn link_secret(&self) -> BoxFuture<'_, Result<LinkSecret, StoreError>> {
+        self.inner.link_secret()
     }
 }
 
