@@ -23,6 +23,7 @@ use crate::domain::run::{DEFAULT_MAX_DEPTH, HARD_MAX_DEPTH};
 use crate::domain::schedule::Schedule;
 use crate::domain::service::Service;
 use crate::domain::text_template::TextTemplate;
+use crate::domain::name::is_name;
 use crate::domain::trigger::Trigger;
 use crate::domain::usage::Cost;
 use crate::domain::webhook::Webhook;
@@ -463,12 +464,7 @@ fn parse_hosts(texts: Vec<String>) -> Result<Vec<String>, String> {
 
 /// Whether `name` is a valid agent name: `[A-Za-z0-9][A-Za-z0-9._-]{0,63}`. Other names are never used as paths.
 pub fn is_agent_name(name: &str) -> bool {
-    let bytes = name.as_bytes();
-    (1..=64).contains(&bytes.len())
-        && bytes[0].is_ascii_alphanumeric()
-        && bytes
-            .iter()
-            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'))
+    is_name(name)
 }
 
 #[cfg(test)]
