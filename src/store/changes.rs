@@ -1,5 +1,6 @@
 //! Changes of tables that no write of a run changes: statements that the writer of either engine executes.
 
+use crate::domain::run::RunId;
 use crate::store::sql::value::{NamedValue, Value};
 
 /// Statements that are executed one after the other in one transaction.
@@ -10,6 +11,8 @@ pub struct Changes {
     pub frees_space: bool,
     /// Whether they make deliveries due.
     pub makes_deliveries_due: bool,
+    /// The tree to whose record they add an entry.
+    pub root: Option<RunId>,
 }
 
 /// A statement with its parameters. Values that it does not name are ignored.
@@ -27,16 +30,20 @@ impl Changes {
         Self::default().and(sql, params)
     }
 
-    pub fn and<const N: usize>(
-        mut self,
-        sql: &'static str,
-        params: [NamedValue<'static>; N],
-    ) -> Self {
-        self.statements.push(Statement {
-            sql,
-            params: params.into(),
-        });
+    pub fn and<const N: usize>(self, sql: &'static str, params: [NamedValue<'static>; N]) -> Self {
+        self.and_vec(sql, params.into())
+    }
+
+    pub fn and_vec(mut self, sql: &'static str, params: Vec<NamedValue<'static>>) -> Self {
+        self.statements.push(Statement { sql, params });
         self
+    }
+
+    pub fn of_tree(self, root: RunId) -> Self {
+        Self {
+            root: Some(root),
+            ..self
+        }
     }
 
     pub fn freeing_space(self) -> Self {

@@ -73,6 +73,12 @@ tables! {
         Id: id; Text: agent owner key_owner; Int: lines created_at finished_at key_expires;
         FreeText: cancel_reason key; Bytes: body_hash;
     }
+    scores { Id: run series; Text: name author label; Int: value turn at revision day; FreeText: comment; }
+    scorings { Id: run; Text: scorer; }
+    score_series { Id: id; Text: owner agent version labels name; }
+    score_sums {
+        Int: day n sum_2 sum_1 sum_0 square_4 square_3 square_2 square_1 square_0; Id: series; Text: label;
+    }
     link_secret { Int: id; Bytes: secret; }
     batch_lines { Id: batch run; Int: line; FreeText: body problem; }
 }

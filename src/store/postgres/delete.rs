@@ -168,6 +168,8 @@ impl DoomedRuns {
             Sql::DeleteDeliveries,
             Sql::DeletePushConfigs,
             Sql::DeleteApprovals,
+            Sql::DeleteScores,
+            Sql::DeleteScorings,
             Sql::DeleteOwnDefinitions,
             Sql::DeleteSessions,
             Sql::DeleteRuns,

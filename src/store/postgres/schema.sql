@@ -261,6 +261,51 @@ CREATE TABLE schedules (
   error bytea,
   PRIMARY KEY (agent, name)
 );
+CREATE TABLE scores (
+  run uuid NOT NULL,
+  name text COLLATE "C" NOT NULL,
+  author text COLLATE "C" NOT NULL,
+  value bigint,
+  label text COLLATE "C",
+  comment bytea,
+  turn bigint,
+  at bigint NOT NULL,
+  revision bigint NOT NULL,
+  day bigint NOT NULL,
+  series uuid,
+  PRIMARY KEY (run, name, author)
+);
+CREATE INDEX scores_name ON scores (name, run);
+CREATE TABLE scorings (
+  run uuid NOT NULL,
+  scorer text COLLATE "C" NOT NULL,
+  PRIMARY KEY (run, scorer)
+);
+CREATE TABLE score_series (
+  id uuid PRIMARY KEY,
+  owner text COLLATE "C" NOT NULL,
+  agent text COLLATE "C" NOT NULL,
+  version text NOT NULL,
+  labels text NOT NULL,
+  name text COLLATE "C" NOT NULL
+);
+CREATE INDEX score_series_owner ON score_series (owner);
+CREATE TABLE score_sums (
+  day bigint NOT NULL,
+  series uuid NOT NULL,
+  label text COLLATE "C" NOT NULL,
+  n bigint NOT NULL,
+  sum_2 bigint NOT NULL,
+  sum_1 bigint NOT NULL,
+  sum_0 bigint NOT NULL,
+  square_4 bigint NOT NULL,
+  square_3 bigint NOT NULL,
+  square_2 bigint NOT NULL,
+  square_1 bigint NOT NULL,
+  square_0 bigint NOT NULL,
+  PRIMARY KEY (day, series, label)
+) WITH (fillfactor = 70);
+CREATE INDEX score_sums_series ON score_sums (series);
 CREATE TABLE batches (
   id uuid PRIMARY KEY,
   agent text COLLATE "C" NOT NULL,

@@ -191,6 +191,9 @@ statements! {
     DeleteDeliveries: "DELETE FROM deliveries WHERE run = ANY(:runs)",
     DeletePushConfigs: "DELETE FROM push_configs WHERE run = ANY(:runs)",
     DeleteApprovals: "DELETE FROM approvals WHERE run = ANY(:runs)",
+    DeleteScores: "DELETE FROM scores WHERE run = ANY(:runs)",
+    InsertScoring: "INSERT INTO scorings (run, scorer) VALUES (:run, :scorer) ON CONFLICT DO NOTHING",
+    DeleteScorings: "DELETE FROM scorings WHERE run = ANY(:runs)",
     /// Removes definitions, and other shared texts, that only these runs have used.
     DeleteOwnDefinitions: "DELETE FROM definitions WHERE only_run = ANY(:runs)",
     DeleteRuns: "DELETE FROM runs WHERE id = ANY(:runs)",

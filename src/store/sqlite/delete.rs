@@ -116,6 +116,8 @@ fn delete_run(
         .execute(named_params! {":run": run})?;
     sql.delete_text.execute(named_params! {":run": run})?;
     sql.delete_approvals.execute(named_params! {":run": run})?;
+    sql.delete_scores.execute(named_params! {":run": run})?;
+    sql.delete_scorings.execute(named_params! {":run": run})?;
     sql.delete_run.execute(named_params! {":run": run})?;
     let own = sql
         .delete_own_definitions

@@ -126,6 +126,9 @@ impl<'c> Executor<'c> {
     fn change(&mut self, changes: &Changes) -> Result<Reply, WriteError> {
         // It may be a configuration of push notifications.
         self.has_push_configs |= changes.makes_deliveries_due;
+        if let Some(root) = changes.root {
+            self.last_seqs.remove(&root);
+        }
         let mut rows = Vec::with_capacity(changes.statements.len());
         for Statement { sql, params } in &changes.statements {
             rows.push(self.sql.by_text(self.connection, sql)?.change(params)? as u64);

@@ -276,6 +276,57 @@ CREATE TABLE batch_lines (
   problem TEXT,
   UNIQUE (batch, line)
 );
+-- `scores` has one row for each run, name and author, who is empty without keys. `value` is in billionths, and null of a label;
+-- `revision` counts how often it was replaced; `series` is null if it is not counted. `score_sums` has the counted ones by the
+-- day (of 1970, in UTC) on which the root was accepted: how many, and their sums and sums of squares, in parts of six digits
+-- (`src/store/scores.rs`). The id of a series is the beginning of the digest of its values.
+CREATE TABLE scores (
+  run BLOB NOT NULL,
+  name TEXT NOT NULL,
+  author TEXT NOT NULL,
+  value INTEGER,
+  label TEXT,
+  comment TEXT,
+  turn INTEGER,
+  at INTEGER NOT NULL,
+  revision INTEGER NOT NULL,
+  day INTEGER NOT NULL,
+  series BLOB,
+  PRIMARY KEY (run, name, author)
+) WITHOUT ROWID;
+CREATE INDEX scores_name ON scores (name, run);
+-- The runs that scorers have still to score.
+CREATE TABLE scorings (
+  run BLOB NOT NULL,
+  scorer TEXT NOT NULL,
+  PRIMARY KEY (run, scorer)
+) WITHOUT ROWID;
+CREATE TABLE score_series (
+  id BLOB NOT NULL PRIMARY KEY,
+  owner TEXT NOT NULL,
+  agent TEXT NOT NULL,
+  version TEXT NOT NULL,
+  labels TEXT NOT NULL,
+  name TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX score_series_owner ON score_series (owner);
+CREATE TABLE score_sums (
+  day INTEGER NOT NULL,
+  series BLOB NOT NULL,
+  label TEXT NOT NULL,
+  n INTEGER NOT NULL,
+  sum_2 INTEGER NOT NULL,
+  sum_1 INTEGER NOT NULL,
+  sum_0 INTEGER NOT NULL,
+  square_4 INTEGER NOT NULL,
+  square_3 INTEGER NOT NULL,
+  square_2 INTEGER NOT NULL,
+  square_1 INTEGER NOT NULL,
+  square_0 INTEGER NOT NULL,
+  PRIMARY KEY (day, series, label)
+) WITHOUT ROWID;
+CREATE INDEX score_sums_series ON score_sums (series);
+
 -- What links are signed with: one row, made when it is first needed.
 CREATE TABLE link_secret (id INTEGER PRIMARY KEY, secret BLOB NOT NULL);
 CREATE TABLE checks (id INTEGER PRIMARY KEY, at INTEGER NOT NULL);

@@ -85,6 +85,9 @@ statements! {
              SELECT id, :seq, root, owner, :call, :request FROM runs WHERE id = :run",
         delete_approval: "DELETE FROM approvals WHERE run = :run AND call = :call",
         delete_approvals: "DELETE FROM approvals WHERE run = :run",
+        delete_scores: "DELETE FROM scores WHERE run = :run",
+        insert_scoring: "INSERT OR IGNORE INTO scorings (run, scorer) VALUES (:run, :scorer)",
+        delete_scorings: "DELETE FROM scorings WHERE run = :run",
         insert_attachment: "INSERT OR IGNORE INTO attachments (hash, data) VALUES (:hash, :data)",
         has_attachment: "SELECT 1 FROM attachments WHERE hash = :hash",
         /// Inserts nothing if the bytes do not exist.
