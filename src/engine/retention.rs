@@ -18,7 +18,6 @@ use crate::store::encoding::clock_skew::{created_ms, first_id};
 use crate::store::leadership::Leadership;
 use crate::store::retention::{Cutoff, ExpiredQuery, NthNewestQuery, RunRetention};
 use crate::store::run_store::RunStore;
-use crate::store::usage::UsageLog;
 
 /// The time between two passes, unless an age requires a shorter one. Passes also return the space of trees that
 /// clients deleted.
@@ -185,7 +184,7 @@ async fn free_space(store: &dyn RunRetention) -> Result<(), StoreError> {
 
 /// Removes the sums of usage that are older than `max_age`.
 async fn trim_usage(
-    store: &dyn UsageLog,
+    store: &dyn RunStore,
     max_age: Option<Duration>,
     now: Timestamp,
 ) -> Result<(), StoreError> {
@@ -193,7 +192,7 @@ async fn trim_usage(
         return Ok(());
     };
     let mut step_started = Instant::now();
-    while store.trim_usage(before).await? {
+    while store.trim_usage(before).await? || store.trim_scores(before).await? {
         throttle(&mut step_started).await;
     }
     Ok(())

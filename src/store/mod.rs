@@ -54,6 +54,7 @@ pub mod run_search;
 pub mod run_store;
 pub mod runs;
 pub mod schedules;
+pub mod score_sums;
 pub mod scores;
 pub mod sessions;
 pub mod sql;

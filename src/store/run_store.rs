@@ -16,6 +16,8 @@ use crate::store::push_configs::PushConfigs;
 use crate::store::retention::RunRetention;
 use crate::store::runs::RunRecords;
 use crate::store::schedules::ScheduleRecords;
+use crate::store::score_sums::ScoreSums;
+use crate::store::scores::ScoreRecords;
 use crate::store::sessions::SessionIndex;
 use crate::store::turns::TurnRecords;
 use crate::store::usage::UsageLog;
@@ -31,6 +33,8 @@ pub trait RunStore:
     + RunRetention
     + UsageLog
     + ScheduleRecords
+    + ScoreRecords
+    + ScoreSums
     + BatchRecords
     + ChangedRuns
     + PushConfigs

@@ -10,9 +10,10 @@ use axed::domain::batch::{Batch, BatchCounts, BatchId, BatchLine};
 use axed::domain::event::StoredEvent;
 use axed::domain::run::{Run, RunId, Status};
 use axed::domain::run_ref::IdPart;
-use axed::domain::webhook::DeliveryId;
+use axed::domain::webhook::{DeliveryId, Webhook};
 use axed::instruments::Histogram;
 use axed::record::entry::RecordedEntry;
+use axed::record::stored::StoredEntries;
 use axed::store::approvals::{ApprovalIndex, ApprovalPage, ApprovalQuery};
 use axed::store::batches::{
     BatchChange, BatchKey, BatchQuery, BatchRecords, LineQuery, UnusedBatches,
@@ -32,6 +33,8 @@ use axed::store::runs::{
     WriteFailedFn,
 };
 use axed::store::schedules::{ScheduleChange, ScheduleId, ScheduleRecord, ScheduleRecords};
+use axed::store::score_sums::{ScoreQuery, ScoreReport, ScoreSums};
+use axed::store::scores::{NewScore, Score, ScoreChange, ScoreKey, ScoreRecords, Scoring};
 use axed::store::sessions::{SessionIndex, SessionListQuery, SessionPage};
 use axed::store::turn_record::{TurnEntry, TurnRecord};
 use axed::store::turns::{RecordedTurn, TurnRecords};
@@ -302,6 +305,60 @@ impl PushConfigs for CrashingStore {
             true => self.inner.delete_push_config(run, id),
             false => Box::pin(pending()),
         }
+    }
+}
+
+impl ScoreRecords for CrashingStore {
+    fn add_score(&self, score: NewScore) -> BoxFuture<'_, Result<ScoreChange, StoreError>> {
+        match self.admit_write() {
+            true => self.inner.add_score(score),
+            false => Box::pin(pending()),
+        }
+    }
+
+    fn end_scoring(
+        &self,
+        scoring: Scoring,
+        root: RunId,
+        entries: Option<StoredEntries>,
+    ) -> BoxFuture<'_, Result<bool, StoreError>> {
+        match self.admit_write() {
+            true => self.inner.end_scoring(scoring, root, entries),
+            false => Box::pin(pending()),
+        }
+    }
+
+    fn scorings(
+        &self,
+        after: Option<Scoring>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Vec<Scoring>, StoreError>> {
+        self.inner.scorings(after, limit)
+    }
+
+    fn delete_score(&self, key: ScoreKey) -> BoxFuture<'_, Result<bool, StoreError>> {
+        match self.admit_write() {
+            true => self.inner.delete_score(key),
+            false => Box::pin(pending()),
+        }
+    }
+
+    fn scores(&self, run: RunId) -> BoxFuture<'_, Result<Vec<Score>, StoreError>> {
+        self.inner.scores(run)
+    }
+
+    fn webhooks(&self, root: RunId) -> BoxFuture<'_, Result<Vec<Arc<Webhook>>, StoreError>> {
+        self.inner.webhooks(root)
+    }
+}
+
+impl ScoreSums for CrashingStore {
+    fn score_report(&self, query: ScoreQuery) -> BoxFuture<'_, Result<ScoreReport, StoreError>> {
+        self.inner.score_report(query)
+    }
+
+    fn trim_scores(&self, before: Timestamp) -> BoxFuture<'_, Result<bool, StoreError>> {
+        self.inner.trim_scores(before)
     }
 }
 
