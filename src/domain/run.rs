@@ -13,6 +13,7 @@ use uuid::Uuid;
 use crate::domain::approval::ApprovalRequest;
 use crate::domain::content::Content;
 use crate::domain::failure::Failure;
+use crate::domain::score::RunScores;
 use crate::domain::suspension::SuspensionCause;
 use crate::domain::usage::{TreeUsage, Usage};
 use crate::domain::waiting_for::WaitingFor;
@@ -350,6 +351,15 @@ pub struct Run {
     pub is_cut: bool,
     /// What it took over; `None` for other runs.
     pub fork: Option<Box<Fork>>,
+    pub scores: RunScores,
+}
+
+/// The labels of runs that scorers and evaluations start.
+pub const MARKS: [&str; 2] = ["scorer", "evaluation"];
+
+/// Whether a root run with these labels belongs to a scorer or an evaluation.
+pub fn are_marks(labels: &BTreeMap<String, String>) -> bool {
+    MARKS.iter().any(|mark| labels.contains_key(*mark))
 }
 
 /// What a run took over from the run that it is a copy of: the root of a fork, and the runs that were copied with it.
@@ -456,9 +466,15 @@ impl Run {
             suspended: None,
             is_cut: false,
             fork: None,
+            scores: RunScores::new(),
             warnings: Vec::new(),
             last_event: 0,
         }
+    }
+
+    /// Whether it belongs to a scorer or an evaluation: it is never scored by itself, and its scores are not counted.
+    pub fn is_marked(&self) -> bool {
+        are_marks(&self.labels)
     }
 
     /// Whether the run does nothing until a person resumes it, or decides on a call of it or of a descendant, or until its

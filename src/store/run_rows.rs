@@ -9,12 +9,14 @@ use uuid::Uuid;
 use crate::domain::content::Content;
 use crate::domain::failure::Failure;
 use crate::domain::run::{Depth, PendingApproval, Run, RunId, now};
+use crate::domain::score::RunScores;
 use crate::domain::usage::{Cost, ModelUsage, TokenUsage, TreeUsage, Usage};
 use crate::store::ResumeState;
 use crate::store::encoding::columns::columns;
 use crate::store::encoding::definition_cache::Hash;
 use crate::store::encoding::run_values;
 use crate::store::runs::TASK_CHARS;
+use crate::store::scores::{self, scores_of_run};
 use crate::store::sql::clock::clock;
 use crate::store::sql::dialect::Texts;
 use crate::store::sql::row::{self, Row, StoreResult, damaged};
@@ -78,6 +80,7 @@ macro_rules! run_columns {
             WaitingFor: "r.waiting_for",
             Warnings: "r.warnings",
             Fork: "r.fork",
+            Scores: scores_of_run!(),
         }
     };
 }
@@ -126,7 +129,10 @@ const COMPARED_COLUMNS: &str = concat!(
     " END AS input, ",
     input_is_parts!(),
     " AS input_is_parts, CASE WHEN :reads_texts::boolean THEN r.content END AS content, \
-     CASE WHEN :reads_texts::boolean THEN r.partial_content END AS partial_content"
+     CASE WHEN :reads_texts::boolean THEN r.partial_content END AS partial_content, \
+     CASE WHEN :reads_scores::boolean THEN ",
+    scores_of_run!(),
+    " END AS scores"
 );
 
 /// The usage of the trees of runs that have not ended, until now, as `s`. The row of one that has ended contains it. With SQLite the caller
@@ -188,7 +194,7 @@ pub fn select_with_resume_states(rest: &str) -> Texts {
     select_columns(&resume, rest)
 }
 
-/// Selects rows for [`compared_row`]; texts are read if `:reads_texts`.
+/// Selects rows for [`compared_row`]; texts are read if `:reads_texts`, scores if `:reads_scores`.
 pub fn select_compared(rest: &str) -> Texts {
     Texts::new(&format!(
         "SELECT {COMPARED_COLUMNS} FROM runs r WHERE {rest}"
@@ -282,6 +288,7 @@ fn run_with_task(row: &Row<'_>, task: Option<String>) -> StoreResult<Run> {
         is_cut: false,
         warnings: row.json(C::Warnings as usize)?.unwrap_or_default(),
         fork: row.json(C::Fork as usize)?,
+        scores: scores::run_scores(row, C::Scores as usize)?,
     })
 }
 
@@ -293,6 +300,7 @@ pub struct ComparedRow<'r> {
     pub error: Option<Failure>,
     /// Input and final text, in UTF-8.
     pub texts: Vec<Cow<'r, [u8]>>,
+    pub scores: RunScores,
 }
 
 pub fn compared_row<'r>(row: &Row<'r>) -> StoreResult<ComparedRow<'r>> {
@@ -315,6 +323,7 @@ pub fn compared_row<'r>(row: &Row<'r>) -> StoreResult<ComparedRow<'r>> {
         final_cost: finished_at.map(|_| cost.map(Cost)),
         error: row.json("error")?,
         texts: input.into_iter().chain(final_text).collect(),
+        scores: scores::run_scores(row, "scores")?,
     })
 }
 

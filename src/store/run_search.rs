@@ -1,4 +1,4 @@
-//! Searches runs by what no index contains: their texts, errors and costs. The rest of the filter finds candidates, whose rows are
+//! Searches runs by what no index contains: their texts, errors, costs and the means of their scores. The rest of the filter finds candidates, whose rows are
 //! compared for a limited time.
 
 use std::sync::LazyLock;
@@ -164,7 +164,7 @@ struct Comparison {
 
 /// Compares the first of these runs, until their texts have [`PAGE_BYTES`]. Deleted ones are left out.
 async fn compare(db: &Reader, filter: &RunFilter, ids: &[RunId]) -> StoreResult<Vec<Comparison>> {
-    let reads_texts = filter.text.is_some();
+    let (reads_texts, reads_scores) = (filter.text.is_some(), !filter.scores.is_empty());
     let left_out = |id| Comparison {
         id,
         is_match: false,
@@ -181,7 +181,8 @@ async fn compare(db: &Reader, filter: &RunFilter, ids: &[RunId]) -> StoreResult<
     match db {
         // One by one: SQLite may be unable to read one of them.
         Reader::Sqlite(_) => {
-            let params = params! {":id": ids[0], ":reads_texts": reads_texts};
+            let params =
+                params! {":id": ids[0], ":reads_texts": reads_texts, ":reads_scores": reads_scores};
             match db.first(ROW.of(db.dialect()), params, read).await {
                 Ok(row) => Ok(vec![row.unwrap_or_else(|| left_out(ids[0]))]),
                 Err(error) if db.leaves_out(&error) => Ok(vec![left_out(ids[0])]),
@@ -190,7 +191,9 @@ async fn compare(db: &Reader, filter: &RunFilter, ids: &[RunId]) -> StoreResult<
         }
         Reader::Postgres(_) => {
             let ids: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
-            let params = params! {":ids": ids, ":bytes": signed(PAGE_BYTES as u64), ":reads_texts": reads_texts};
+            let params = params! {
+                ":ids": ids, ":bytes": signed(PAGE_BYTES as u64), ":reads_texts": reads_texts, ":reads_scores": reads_scores,
+            };
             db.query(ROWS.of(db.dialect()), params, read).await
         }
     }
@@ -206,6 +209,7 @@ fn matched(filter: &RunFilter, row: &ComparedRow<'_>) -> Comparison {
     Comparison {
         id: row.id,
         is_match: has_code
+            && filter.scores.iter().all(|it| it.includes(&row.scores))
             && row.final_cost.is_none_or(may_cost)
             && filter.text.as_ref().is_none_or(has_text),
         bytes: row.texts.iter().map(|text| text.len()).sum(),

@@ -10,6 +10,7 @@ use crate::domain::attachment::{Blobs, Digest};
 use crate::domain::failure::FailureCode;
 use crate::domain::run::{Run, RunId, Status};
 use crate::domain::run_ref::IdPart;
+use crate::domain::score::{ScoreCondition, ScoreFilter};
 use crate::domain::search_text::SearchText;
 use crate::domain::usage::{Cost, ModelUsage};
 use crate::record::entry::RecordedEntry;
@@ -147,6 +148,8 @@ pub struct RunFilter {
     pub labels: Vec<(String, String)>,
     /// The run failed with this code.
     pub error_code: Option<FailureCode>,
+    /// Its scores match all of these.
+    pub scores: Vec<ScoreFilter>,
     /// The run and its descendants cost at least this.
     pub min_cost: Option<Cost>,
     /// The run and its descendants cost at most this.
@@ -168,7 +171,14 @@ impl RunFilter {
     /// Whether it has conditions that no index contains: the rows of runs are compared with them.
     pub fn compares_rows(&self) -> bool {
         let has_cost = self.min_cost.is_some() || self.max_cost.is_some();
-        self.text.is_some() || self.error_code.is_some() || has_cost
+        self.text.is_some() || self.error_code.is_some() || has_cost || !self.scores.is_empty()
+    }
+
+    /// The names of scores that each match has.
+    pub fn scored_names(&self) -> impl Iterator<Item = &str> {
+        let wanted = self.scores.iter();
+        let wanted = wanted.filter(|it| it.condition != ScoreCondition::None);
+        wanted.map(|it| it.name.as_str())
     }
 
     /// Whether a tree of this cost matches.

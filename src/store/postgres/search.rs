@@ -103,6 +103,7 @@ impl<'f> Search<'f> {
             (":until", self.times.until.into()),
             (":keys", blobs(keys).into()),
             (":values", blobs(values).into()),
+            (":scored", filter.scored_names().collect::<Vec<_>>().into()),
             (":root", filter.root.into()),
         ];
         db.query(sql, &params, read).await
@@ -217,6 +218,7 @@ async fn clock_skew(db: &Reader) -> StoreResult<ClockSkew> {
 /// Statements that select ids from one index. Each list has all runs that match.
 fn lists(filter: &RunFilter) -> Vec<String> {
     let mut lists: Vec<String> = (1..=filter.labels.len()).map(label_list).collect();
+    lists.extend((1..=filter.scored_names().count()).map(score_list));
     if filter.session.is_some() {
         lists.push(session_list(filter));
     }
@@ -258,6 +260,14 @@ fn label_list(position: usize) -> String {
     format!(
         "SELECT e.run AS id FROM labels e WHERE e.key = (:keys::bytea[])[{position}] AND e.value = (:values::bytea[])[{position}] \
          AND e.run <= :newest AND e.run >= :oldest ORDER BY e.run DESC LIMIT :limit"
+    )
+}
+
+/// The runs that have the score at this position, from 1.
+fn score_list(position: usize) -> String {
+    format!(
+        "SELECT e.run AS id FROM scores e WHERE e.name = (:scored::text[])[{position}] AND e.run <= :newest AND e.run >= :oldest \
+         GROUP BY e.run ORDER BY e.run DESC LIMIT :limit"
     )
 }
 

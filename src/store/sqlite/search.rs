@@ -185,7 +185,7 @@ fn cross_product(
 
 /// What clients mark runs with.
 struct Marks {
-    /// For each label, and for the session: that of each owner that has one of this name.
+    /// For each label and each name of a score, and for the session: that of each owner that has one of this name.
     cursors: Vec<Vec<IdCursor>>,
     /// Whether the session is in the row only, because too many owners have one of this name.
     needs_record: bool,
@@ -197,6 +197,7 @@ fn mark_cursors(db: &Connection, filter: &RunFilter) -> StoreResult<Marks> {
         .iter()
         .map(|label| vec![label_cursor(label)])
         .collect();
+    cursors.extend(filter.scored_names().map(|name| vec![score_cursor(name)]));
     let mut needs_record = false;
     if let Some(session) = &filter.session {
         let owners = match &filter.owner {
@@ -223,6 +224,13 @@ fn label_cursor((key, value): &(String, String)) -> IdCursor {
             (":key", key.clone().into()),
             (":value", value.clone().into()),
         ],
+    )
+}
+
+fn score_cursor(name: &str) -> IdCursor {
+    IdCursor::new(
+        "SELECT run AS id FROM scores WHERE name = :name AND run <= :max_id GROUP BY run ORDER BY run DESC LIMIT :limit",
+        [(":name", name.to_owned().into())],
     )
 }
 
@@ -523,7 +531,7 @@ impl IdCursor {
 mod tests {
     use rusqlite::ToSql;
 
-    use super::{IdCursor, ended_cursors, label_cursor, session_cursor};
+    use super::{IdCursor, ended_cursors, label_cursor, score_cursor, session_cursor};
     use crate::config::Durability;
     use crate::domain::run::Status;
     use crate::store::runs::RunFilter;
@@ -544,6 +552,7 @@ mod tests {
         let mut cursors = ended_cursors(&filter(x(), x()), Status::Failed, 0);
         cursors.extend(ended_cursors(&filter(None, None), Status::Failed, 0));
         cursors.push(label_cursor(&("k".to_owned(), "v".to_owned())));
+        cursors.push(score_cursor("good"));
         cursors.push(session_cursor("s", x()));
         cursors.push(super::unfinished_cursor());
         let mut plans = Vec::new();
@@ -566,6 +575,7 @@ mod tests {
         SEARCH runs USING COVERING INDEX runs_finished_by_agent (agent=? AND status=? AND child=? AND id<?)
         SEARCH runs USING COVERING INDEX runs_finished (status=? AND child=? AND id<?)
         SEARCH labels USING PRIMARY KEY (key=? AND value=? AND run<?)
+        SEARCH scores USING COVERING INDEX scores_name (name=? AND run<?)
         SEARCH runs USING COVERING INDEX runs_session (session=? AND owner=? AND id<?)
         SEARCH runs USING INDEX runs_unfinished (id<?)
         ");

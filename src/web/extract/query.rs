@@ -20,6 +20,7 @@ use crate::config::environment::is_valid_name;
 use crate::domain::agent::is_agent_name;
 use crate::domain::run::RunId;
 use crate::domain::run_ref::RunRef;
+use crate::domain::score::{ScoreCondition, ScoreFilter, is_score_name};
 use crate::domain::search_text::{MAX_SEARCH_CHARS, SearchText};
 use crate::domain::usage::Cost;
 use crate::web::auth::Principal;
@@ -534,6 +535,53 @@ impl JsonSchema for Labels {
         json_schema!({
             "type": "object",
             "propertyNames": {"pattern": "^label\\.."},
+            "additionalProperties": {"type": "string"},
+            "maxProperties": MAX_LABELS,
+        })
+    }
+}
+
+/// Conditions on the scores of runs, by name: all must match.
+#[derive(Clone, Debug, Default)]
+pub struct ScoreFilters(pub Vec<ScoreFilter>);
+
+impl<'de> Deserialize<'de> for ScoreFilters {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let given = BTreeMap::<String, String>::deserialize(deserializer)?;
+        let filters = given.into_iter().map(|(name, text)| {
+            let parsed = ScoreCondition::parse(&text).filter(|_| is_score_name(&name));
+            let condition = parsed.ok_or_else(|| {
+                let (name, text) = (quote(&name), quote(&text));
+                de::Error::custom(format_args!(
+                    "{name}: {text} is not one of {}",
+                    ScoreCondition::EXPECTED
+                ))
+            })?;
+            Ok(ScoreFilter { name, condition })
+        });
+        let filters = filters.collect::<Result<Vec<_>, _>>()?;
+        match filters.len() {
+            ..=MAX_LABELS => Ok(Self(filters)),
+            count => Err(de::Error::custom(format_args!(
+                "{count} scores are more than the maximum of {MAX_LABELS}"
+            ))),
+        }
+    }
+}
+
+impl JsonSchema for ScoreFilters {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "ScoreFilters".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "type": "object",
+            "propertyNames": {"pattern": "^score\\.."},
             "additionalProperties": {"type": "string"},
             "maxProperties": MAX_LABELS,
         })

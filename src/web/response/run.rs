@@ -11,6 +11,7 @@ use serde_json::value::RawValue;
 use crate::domain::content::Content;
 use crate::domain::failure::Failure;
 use crate::domain::run::{ForkedFrom, PendingApproval, Reused, Run, RunId, Status};
+use crate::domain::score::RunScores;
 use crate::domain::suspension::SuspensionCause;
 use crate::domain::timestamp_text;
 use crate::domain::usage::{TreeUsage, Usage};
@@ -83,6 +84,8 @@ pub struct RunView<'a> {
     completion_status: Option<&'a str>,
     /// The labels of the request that started the run.
     labels: &'a BTreeMap<String, String>,
+    /// The scores of the run, by name.
+    scores: &'a RunScores,
     /// How often the run was started; above 1 after a restart of the daemon.
     attempt: u32,
     /// When the run was accepted.
@@ -153,6 +156,7 @@ impl<'a> RunView<'a> {
             label: run.label.as_deref(),
             completion_status: run.completion_status.as_deref(),
             labels: &run.labels,
+            scores: &run.scores,
             attempt: run.attempt,
             created_at: run.created_at,
             started_at: run.started_at,

@@ -27,7 +27,8 @@ use crate::web::extract::idempotency;
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::path::{ChangedRunPath, RunPath, unknown_run};
 use crate::web::extract::query::{
-    AnyRun, Count, Cursor, Labels, NoQuery, Query, TextSearch, Time, Usd, filtered_run,
+    AnyRun, Count, Cursor, Labels, NoQuery, Query, ScoreFilters, TextSearch, Time, Usd,
+    filtered_run,
 };
 use crate::web::openapi::examples;
 use crate::web::problem_code::ProblemCode::{
@@ -143,6 +144,10 @@ struct ListQuery {
     /// `label.<key>=<value>`: only runs with this label. Several labels must all match.
     #[serde(rename = "label.")]
     labels: Labels,
+    /// `score.<name>=<condition>`: only runs whose scores of this name have such a mean (`<0.5`, `<=0.5`, `>0.5`, `>=0.5`), or
+    /// this label (`=helpful`), or that have no such score (`none`). Several must all match.
+    #[serde(rename = "score.")]
+    scores: ScoreFilters,
 }
 
 #[derive(Default, Deserialize, JsonSchema)]
@@ -511,6 +516,7 @@ impl From<ListQuery> for RunFilter {
             labels: query.labels.0,
             text: query.q.map(|TextSearch(text)| text),
             error_code: query.error_code,
+            scores: query.scores.0,
             min_cost: query.min_cost_usd.map(|Usd(cost)| cost),
             max_cost: query.max_cost_usd.map(|Usd(cost)| cost),
             since: query.since.map(|Time(time)| time),
