@@ -34,6 +34,7 @@ pub mod read;
 pub mod reload;
 pub mod schedules;
 mod schemas;
+pub mod scorers;
 pub mod skills;
 pub mod template;
 pub mod triggers;

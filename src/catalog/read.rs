@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 
 use crate::catalog::documents::{AgentDocuments, Documents};
 use crate::catalog::file_checks::{check_names, lint};
-use crate::catalog::{Draft, LoadError, http_tools, mcp_servers, schedules, triggers};
+use crate::catalog::{Draft, LoadError, http_tools, mcp_servers, schedules, scorers, triggers};
 use crate::config::environment::home_dir;
 use crate::domain::agent::Agent;
 use crate::settings::document::{self, MAX_SHOWN_PROBLEMS, Problem, ProblemKind};
@@ -16,7 +16,7 @@ use crate::settings::section::Section;
 use crate::settings::table_reader::{self, TableReader};
 
 /// A document with every list of tables, for messages about keys in the wrong table.
-const SAMPLE: &str = "[[http_tools]]\n[[http_tools]]\nopenapi = \"\"\n[[mcp_servers]]\n[[schedules]]\n[[triggers]]\n";
+const SAMPLE: &str = "[[http_tools]]\n[[http_tools]]\nopenapi = \"\"\n[[mcp_servers]]\n[[schedules]]\n[[scorers]]\n[[triggers]]\n";
 
 /// A valid agent file.
 #[derive(Clone, Debug)]
@@ -178,6 +178,7 @@ fn parse_agent(
     settings.http_tools = http_tools::read(table, "http_tools", documents);
     settings.schedules = schedules::read(table, "schedules");
     settings.triggers = triggers::read(table, "triggers");
+    settings.scorers = scorers::read(table, "scorers");
     agent.version = version(bytes, &agent);
     (agent, name)
 }

@@ -38,6 +38,7 @@ pub mod run_path;
 pub mod run_ref;
 pub mod schedule;
 pub mod score;
+pub mod scorer;
 pub mod search_text;
 pub mod service;
 pub mod skill;

@@ -18,12 +18,13 @@ use crate::domain::attachment::Digest;
 use crate::domain::context::ContextSettings;
 use crate::domain::http_tool::{HttpTool, HttpToolView};
 use crate::domain::mcp::{McpServer, McpServerView};
+use crate::domain::name::is_name;
 use crate::domain::node::check_labels;
 use crate::domain::run::{DEFAULT_MAX_DEPTH, HARD_MAX_DEPTH};
 use crate::domain::schedule::Schedule;
+use crate::domain::scorer::Scorer;
 use crate::domain::service::Service;
 use crate::domain::text_template::TextTemplate;
-use crate::domain::name::is_name;
 use crate::domain::trigger::Trigger;
 use crate::domain::usage::Cost;
 use crate::domain::webhook::Webhook;
@@ -206,6 +207,25 @@ secret_env = "GITHUB_SECRET"    # the environment variable with the secret
 input_template = "Triage issue {body.issue.number}: {body.issue.title}"     # unset means the whole body
 labels = { source = "github" }
 key = "ada"                     # whose runs they are; unset means that only admins see them"#;
+        /// What scores the agent's root runs after their end: an agent (judge), assertions or a service (http).
+        #[serde(skip)]
+        pub scorers: Vec<Scorer>, ReadElsewhere, example = r#"[[scorers]]
+name = "grounded"
+kind = "judge"
+agent = "grounding-judge"       # gets input, output and context; answers with JSON: value, comment
+sample = 0.1                    # the share of the runs; unset means all
+per_day_usd = 2.0               # unset means any amount
+
+[[scorers]]
+name = "short"
+kind = "assert"
+expect = { completed = true, max_turns = 4 }    # as [expect] of a test
+
+[[scorers]]
+name = "policy"
+kind = "http"
+url = "https://scores.example.com/axed"
+secret_env = "SCORES_SECRET"    # signs the requests; unset means the secret of [webhooks]"#;
         /// How the agent starts ad-hoc sub-agents; absent if they are disabled.
         pub subagent: Option<SubagentSettings>, NestedIf(|subagent: &SubagentSettings| subagent.enabled);
         /// A receiver of the events of the agent's root runs; absent if there is none.
