@@ -146,6 +146,7 @@ async fn write_run(store: &dyn RunStore, n: u64) -> Result<(), StoreError> {
         },
         tree_usage: TreeUsage::default(),
         messages: None,
+        scorers: Vec::new(),
     };
     store
         .write(write(Change::Finish(Box::new(closing))))

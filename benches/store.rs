@@ -206,6 +206,7 @@ impl BenchRun<'_> {
         };
         let finished = FinishedRun {
             messages: None,
+            scorers: Vec::new(),
             completion_status: None,
             outcome: Outcome::Completed {
                 content: content.clone(),

@@ -143,6 +143,7 @@ async fn write_run(store: &dyn RunStore, n: u64, created_at: Timestamp) -> Resul
         },
         tree_usage: TreeUsage { runs: 1, usage },
         messages: None,
+        scorers: Vec::new(),
     };
     let ended = store.write(write(Change::Finish(Box::new(closing))));
     ended.await.map(drop)

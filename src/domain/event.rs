@@ -14,6 +14,7 @@ use crate::domain::failure::Failure;
 use crate::domain::json_buffer::JsonBuffer;
 use crate::domain::message::ToolCall;
 use crate::domain::run::{ForkedFrom, Reused, RunId};
+use crate::domain::score::ScoreValue;
 use crate::domain::timestamp_text;
 use crate::domain::usage::{TokenUsage, Usage};
 
@@ -453,6 +454,33 @@ pub enum EventKind {
         #[schemars(with = "Timestamp")]
         resets_at: Timestamp,
     },
+    /// The run was scored after its end; see `POST /runs/{id}/scores`.
+    #[serde(rename = "score.added")]
+    ScoreAdded {
+        /// What is scored.
+        name: String,
+        /// A number, or a label.
+        value: ScoreValue,
+        /// Who scored it: the name of a key, `scorer:` and the name of a scorer, or `feedback`; absent without keys.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        author: Option<String>,
+        /// Why.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        comment: Option<String>,
+        /// The turn that the score is about; absent if it is about the whole run.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        turn: Option<u32>,
+        /// Whether it replaces a score of the same name and author.
+        replaced: bool,
+    },
+    /// A scorer of the agent could not score the run.
+    #[serde(rename = "score.failed")]
+    ScoreFailed {
+        /// The name of the scorer.
+        name: String,
+        /// Why, for people.
+        message: String,
+    },
     /// The model reasons. Live only.
     #[serde(rename = "reasoning.started")]
     ReasoningStarted {
@@ -638,6 +666,8 @@ event_names! {
         ModelWarning = "model.warning",
         ContextCompacted = "context.compacted",
         BudgetAlert = "budget.alert",
+        ScoreAdded = "score.added",
+        ScoreFailed = "score.failed",
     ]
     live: [
         ReasoningStarted = "reasoning.started",

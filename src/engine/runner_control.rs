@@ -25,6 +25,7 @@ use crate::engine::control::run_change::RunChange;
 use crate::engine::control::send_change;
 use crate::engine::delete_at_end::RunUse;
 use crate::engine::record::agent_snapshots;
+use crate::engine::record::scores::{self, ScoreRequest};
 use crate::engine::runner::Runner;
 use crate::engine::state::approval_decision::ApprovalDecision;
 use crate::engine::state::broadcaster::Subscription;
@@ -34,6 +35,7 @@ use crate::engine::state::sessions::SessionKey;
 use crate::ssrf::SsrfGuard;
 use crate::standing_task;
 use crate::store::StoreError;
+use crate::store::scores::ScoreChange;
 use crate::workdirs::handle::WorkdirHandle;
 
 /// The reason of a cancellation that names none.
@@ -194,6 +196,15 @@ impl Runner {
             }
         });
         receiver.await.unwrap_or(Err(StoreError::Closed.into()))
+    }
+
+    /// Scores a run whose tree has ended.
+    pub async fn add_score(
+        &self,
+        run: &Run,
+        request: ScoreRequest,
+    ) -> Result<ScoreChange, StoreError> {
+        scores::add(self.store().as_ref(), run, request).await
     }
 
     /// Pauses a run with all below it, or resumes it. Returns its record and whether that changed anything.

@@ -308,6 +308,8 @@ pub struct FinishedRun {
     pub tree_usage: TreeUsage,
     /// How many messages were added to it; `None` if the writer does not know.
     pub messages: Option<u32>,
+    /// The scorers that are to score it.
+    pub scorers: Vec<String>,
 }
 
 #[derive(Clone, Debug, thiserror::Error, Serialize, Deserialize)]

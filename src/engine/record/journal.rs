@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use crate::domain::event::{Event, EventKind};
 use crate::domain::failure::Failure;
-use crate::domain::run::{Outcome, Run, now};
+use crate::domain::run::{Outcome, Run, Status, now};
 use crate::domain::warning::RunWarning;
 use crate::domain::webhook::Webhook;
 use crate::engine::record::budget_charges::{self, PendingCharge};
@@ -183,10 +183,16 @@ impl Journal {
             },
             tree_usage: run.tree,
             messages: None,
+            scorers: Vec::new(),
         };
         let change = Change::Finish(Box::new(closing));
         let write = Write {
-            deliveries: webhook_events::deliveries(webhooks, &[event], (&run.usage, &run.tree)),
+            deliveries: webhook_events::deliveries(
+                webhooks,
+                &[event],
+                run.status,
+                (&run.usage, &run.tree),
+            ),
             ..inactive_write(run, change, vec![kind.into()])
         };
         self.store.write(write).await.map(drop)
@@ -298,7 +304,8 @@ fn with_deliveries(run: &ActiveRun, mut write: Write) -> Write {
     if run.parent.is_none() && !webhooks.is_empty() {
         let events: Vec<Event> = write.origin.events(&write.entries).collect();
         let (own, tree) = run.usage();
-        write.deliveries = webhook_events::deliveries(webhooks, &events, (&own, &tree));
+        write.deliveries =
+            webhook_events::deliveries(webhooks, &events, Status::Running, (&own, &tree));
     }
     write
 }

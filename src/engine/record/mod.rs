@@ -6,5 +6,6 @@ pub mod budget_charges;
 pub mod journal;
 pub mod recorded_request;
 pub mod run_record;
+pub mod scores;
 pub mod shared_texts;
 pub mod webhook_events;

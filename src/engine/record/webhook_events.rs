@@ -10,6 +10,7 @@ use crate::domain::agent::Agent;
 use crate::domain::event::{Event, EventKind, STORED_EVENT_NAMES};
 use crate::domain::failure::{Failure, FailureCode};
 use crate::domain::run::{RunId, Status};
+use crate::domain::score::ScoreValue;
 use crate::domain::timestamp_text;
 use crate::domain::usage::{TreeUsage, Usage};
 use crate::domain::webhook::{DeliveryId, Webhook};
@@ -102,11 +103,12 @@ fn secret_env(
     key_secret.cloned().map(Some).ok_or_else(why)
 }
 
-/// The deliveries for these events of a root run, with its own usage and its tree's.
+/// The deliveries for these events of a root run with this status, with its own usage and its tree's.
 pub fn deliveries(
     webhooks: &[Arc<Webhook>],
     events: &[Event],
-    (own, tree): (&Usage, &TreeUsage),
+    status: Status,
+    usage: (&Usage, &TreeUsage),
 ) -> Vec<NewDelivery> {
     let mut deliveries = Vec::new();
     for event in events {
@@ -117,7 +119,8 @@ pub fn deliveries(
             id: DeliveryId::new(),
             webhook: Arc::clone(webhook),
             event: event.kind.name().as_str(),
-            body: serde_json::to_string(&WebhookBody::new(event, own, tree)).unwrap_or_default(),
+            body:
+                serde_json::to_string(&WebhookBody::new(event, status, usage)).unwrap_or_default(),
             created_at: event.time,
             alert: None,
         }));
@@ -145,6 +148,16 @@ struct RunData<'a> {
     tree: TreeData,
     /// Without the message, which may repeat text of a model or a provider.
     error: Option<ErrorData<'a>>,
+    /// Of `score.added`, without the comment.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    score: Option<ScoreData<'a>>,
+}
+
+#[derive(Serialize)]
+struct ScoreData<'a> {
+    name: &'a str,
+    value: &'a ScoreValue,
+    author: Option<&'a str>,
 }
 
 #[derive(Serialize)]
@@ -168,8 +181,21 @@ struct ErrorData<'a> {
 }
 
 impl<'a> WebhookBody<'a> {
-    fn new(event: &'a Event, own: &Usage, tree: &TreeUsage) -> Self {
+    fn new(event: &'a Event, status: Status, (own, tree): (&Usage, &TreeUsage)) -> Self {
         let TreeUsage { runs, usage } = tree;
+        let score = match &event.kind {
+            EventKind::ScoreAdded {
+                name,
+                value,
+                author,
+                ..
+            } => Some(ScoreData {
+                name,
+                value,
+                author: author.as_deref(),
+            }),
+            _ => None,
+        };
         let error = match &event.kind {
             EventKind::RunFailed { error } => Some(ErrorData::new(error)),
             _ => None,
@@ -180,7 +206,7 @@ impl<'a> WebhookBody<'a> {
             data: RunData {
                 id: event.run_id,
                 agent: &event.agent,
-                status: status_after(&event.kind),
+                status: status_after(&event.kind).unwrap_or(status),
                 input_tokens: own.tokens.input,
                 output_tokens: own.tokens.output,
                 tool_calls: own.tool_calls,
@@ -196,6 +222,7 @@ impl<'a> WebhookBody<'a> {
                     complete: usage.is_complete(),
                 },
                 error,
+                score,
             },
         }
     }
@@ -211,14 +238,14 @@ impl<'a> ErrorData<'a> {
     }
 }
 
-/// The run's status after this event.
-fn status_after(kind: &EventKind) -> Status {
-    match kind {
+/// The run's status after this event; `None` if it does not change the status.
+fn status_after(kind: &EventKind) -> Option<Status> {
+    Some(match kind {
         EventKind::RunQueued { .. } => Status::Queued,
         EventKind::RunCancelling { .. } => Status::Cancelling,
         EventKind::RunCompleted { .. } => Status::Completed,
         EventKind::RunFailed { .. } => Status::Failed,
         EventKind::RunCancelled { .. } => Status::Cancelled,
-        _ => Status::Running,
-    }
+        _ => return None,
+    })
 }

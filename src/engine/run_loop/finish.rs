@@ -8,7 +8,7 @@ use crate::domain::event::EventKind;
 use crate::domain::excerpt::TextExcerpt;
 use crate::domain::failure::Failure;
 use crate::domain::memory_entry;
-use crate::domain::run::{Outcome, Run, now};
+use crate::domain::run::{Outcome, Run, Status, now};
 use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::admission::run_permits::RunPermits;
 use crate::engine::context::RunContext;
@@ -89,6 +89,7 @@ pub async fn commit_end(
             Outcome::Completed { .. } if run.agent.ad_hoc.is_some() => Some(child_result::COMPLETE),
             _ => None,
         },
+        scorers: scorers(context, &record, outcome.status()),
         outcome,
         finished_at: now(),
         progress: state.progress,
@@ -110,6 +111,21 @@ pub async fn commit_end(
     let mut record = final_record(record, finished, last_event);
     record.warnings = run.warnings();
     Ok(Arc::new(record))
+}
+
+/// The scorers of the agent's file of today that are to score the run.
+fn scorers(context: &RunContext, record: &Run, status: Status) -> Vec<String> {
+    if record.parent_id.is_some() || record.is_marked() {
+        return Vec::new();
+    }
+    let agents = context.engine.catalog.current();
+    let agent = agents.entries.get(&record.agent);
+    let scorers = agent
+        .and_then(|it| it.agent.as_ref())
+        .map(|it| it.scorers.iter());
+    let scorers = scorers.into_iter().flatten();
+    let taken = scorers.filter(|it| it.scores(status) && it.takes(record.id));
+    taken.map(|it| it.name.clone()).collect()
 }
 
 /// The failure of a run that is out of time, with where the time went.

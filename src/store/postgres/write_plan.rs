@@ -70,6 +70,12 @@ impl WriteMemory {
         if let Some((claim, number)) = write.change.request_claim() {
             run_inserts::insert_claim(claim, write.run, Some(number), queries);
         }
+        if let Change::Finish(finished) = &write.change {
+            queries.extend(finished.scorers.iter().map(|scorer| {
+                let values = values! {":run": write.run, ":scorer": scorer};
+                Query::new(Sql::InsertScoring, values.into())
+            }));
+        }
         for delivery in &write.deliveries {
             queries.extend(alert_delivery(write.run, delivery));
         }

@@ -283,6 +283,14 @@ impl<'c> Executor<'c> {
         if let Some((claim, number)) = claim {
             run_inserts::insert_claim(&mut self.sql, claim, write.run, Some(number))?;
         }
+        if let Change::Finish(finished) = &write.change {
+            for scorer in &finished.scorers {
+                let run = rows::id_bytes(&write.run);
+                self.sql
+                    .insert_scoring
+                    .execute(named_params! {":run": run, ":scorer": scorer})?;
+            }
+        }
         if let Change::Finish(finished) = &write.change
             && let Some(ended) = run_changes::ended(&mut self.sql, write, finished)?
         {

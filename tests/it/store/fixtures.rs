@@ -299,6 +299,7 @@ pub fn closing(scope: &Scope, outcome: Outcome) -> Write {
     let usage = usage(10);
     let closing = FinishedRun {
         messages: None,
+        scorers: Vec::new(),
         completion_status: None,
         outcome,
         finished_at: now(),

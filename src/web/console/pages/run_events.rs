@@ -178,6 +178,8 @@ fn summary(kind: &EventKind) -> String {
         EventKind::BudgetAlert { budget, share, .. } => {
             format!("{budget} at {:.0} %", share * 100.0)
         }
+        EventKind::ScoreFailed { name, message } => format!("{name}: {message}"),
+        EventKind::ScoreAdded { name, value, .. } => format!("{name}: {value}"),
         EventKind::RunQueued { .. }
         | EventKind::ReasoningStarted { .. }
         | EventKind::ReasoningDelta { .. }
