@@ -281,13 +281,7 @@ impl From<BudgetStatus> for BudgetView {
 impl GroupsQuery {
     fn into_query(self) -> Result<UsageQuery, Problem> {
         let Zone(zone) = self.tz;
-        let expected = "an RFC 3339 time or a date, such as 2026-01-31";
-        let time = |text: &str| parse_time(text).or_else(|| midnight(&zone, text));
-        let since = parse("since", self.since.as_deref(), expected, time)?;
-        let until = parse("until", self.until.as_deref(), expected, time)?;
-        if since.zip(until).is_some_and(|(since, until)| since > until) {
-            return Err(Problem::parameter("until", "is before since"));
-        }
+        let (since, until) = period(&zone, self.since.as_deref(), self.until.as_deref())?;
         Ok(UsageQuery {
             by: self.by.as_deref().map_or(Ok(Vec::new()), parse_by)?,
             since,
@@ -302,6 +296,22 @@ impl GroupsQuery {
     }
 }
 
+/// The bounds of a period: times, or dates, which begin at midnight in the zone.
+pub fn period(
+    zone: &TimeZone,
+    since: Option<&str>,
+    until: Option<&str>,
+) -> Result<(Option<Timestamp>, Option<Timestamp>), Problem> {
+    let expected = "an RFC 3339 time or a date, such as 2026-01-31";
+    let time = |text: &str| parse_time(text).or_else(|| midnight(zone, text));
+    let since = parse("since", since, expected, time)?;
+    let until = parse("until", until, expected, time)?;
+    if since.zip(until).is_some_and(|(since, until)| since > until) {
+        return Err(Problem::parameter("until", "is before since"));
+    }
+    Ok((since, until))
+}
+
 /// The beginning of a date.
 fn midnight(zone: &TimeZone, text: &str) -> Option<Timestamp> {
     let is_date = text.len() == 10 && text.bytes().all(|it| it.is_ascii_digit() || it == b'-');
@@ -310,23 +320,34 @@ fn midnight(zone: &TimeZone, text: &str) -> Option<Timestamp> {
 }
 
 fn parse_by(text: &str) -> Result<Vec<UsageDimension>, Problem> {
-    let mut dimensions = Vec::new();
-    for name in text
-        .split(',')
-        .map(str::trim)
-        .filter(|name| !name.is_empty())
-    {
-        let dimension = match (name, name.strip_prefix("label.")) {
+    parse_dimensions(text, DIMENSIONS, |name, label| {
+        Some(match (name, label) {
             ("agent", _) => UsageDimension::Agent,
             ("model", _) => UsageDimension::Model,
             ("session", _) => UsageDimension::Session,
             ("key", _) => UsageDimension::Key,
             ("day", _) => UsageDimension::Day,
-            (_, Some(label)) if !label.is_empty() => UsageDimension::Label(label.to_owned()),
-            _ => {
-                let why = format_args!("{} is not one of: {DIMENSIONS}", quote(name));
-                return Err(Problem::parameter("by", why));
-            }
+            (_, Some(label)) => UsageDimension::Label(label.to_owned()),
+            _ => return None,
+        })
+    })
+}
+
+/// What sums are grouped by: names separated by commas, each once. `dimension` gets a name, and what follows `label.` in it.
+pub fn parse_dimensions<T: PartialEq>(
+    text: &str,
+    known: &str,
+    dimension: impl Fn(&str, Option<&str>) -> Option<T>,
+) -> Result<Vec<T>, Problem> {
+    let mut dimensions = Vec::new();
+    let names = text.split(',').map(str::trim);
+    for name in names.filter(|name| !name.is_empty()) {
+        let label = name
+            .strip_prefix("label.")
+            .filter(|label| !label.is_empty());
+        let Some(dimension) = dimension(name, label) else {
+            let why = format_args!("{} is not one of: {known}", quote(name));
+            return Err(Problem::parameter("by", why));
         };
         if dimensions.contains(&dimension) {
             let why = format_args!("{} is given twice", quote(name));
