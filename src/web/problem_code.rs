@@ -59,6 +59,10 @@ problem_codes! {
     CrossSite = "cross_site" FORBIDDEN,
     /// The run has no such webhook delivery.
     DeliveryNotFound = "delivery_not_found" NOT_FOUND,
+    /// The feedback link is unknown, or its time is over.
+    FeedbackLinkNotFound = "feedback_link_not_found" NOT_FOUND,
+    /// The run has no such score of this author.
+    ScoreNotFound = "score_not_found" NOT_FOUND,
     /// The daemon is shutting down; retry after `Retry-After`.
     Draining = "draining" SERVICE_UNAVAILABLE,
     /// A daemon on a loopback address received a request for another host.
@@ -161,6 +165,8 @@ problem_codes! {
     Unauthorized = "unauthorized" UNAUTHORIZED,
     /// The run has as many unread messages as it may have.
     TooManyMessages = "too_many_messages" CONFLICT,
+    /// The run has as many scores as it may have.
+    TooManyScores = "too_many_scores" CONFLICT,
     /// There is no such trigger, or it can start no runs.
     TriggerNotFound = "trigger_not_found" NOT_FOUND,
     /// The run has no such turn.

@@ -28,7 +28,7 @@ use crate::web::response::revalidation::{IfNoneMatch, entity_tag};
 use crate::web::route::{Route, get};
 use crate::web::routes::{
     agents, approvals, batches, create_run, deliveries, diffs, events, forks, health, messages,
-    metrics, pause, recordings, runs, schedules, sessions, tickets, triggers, turns, usage,
+    metrics, pause, recordings, runs, schedules, scores, sessions, tickets, triggers, turns, usage,
 };
 use crate::web::server::middleware::{self, MiddlewareConfig};
 use crate::web::server::origin_guard::OriginGuard;
@@ -49,6 +49,7 @@ fn route_table(metrics: bool, clients: Clients) -> Vec<Route> {
         forks::routes(),
         approvals::routes(),
         deliveries::routes(),
+        scores::routes(),
         usage::routes(),
         health::routes(),
         vec![openapi_route()],

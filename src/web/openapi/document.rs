@@ -28,6 +28,10 @@ const TAGS: &[(&str, &str)] = &[
     ("triggers", "Webhooks of other services that start runs."),
     ("sessions", "Conversations that several runs continue."),
     ("approvals", "Tool calls that wait for a person's decision."),
+    (
+        "scores",
+        "How good people, programs and scorers say that runs are.",
+    ),
     ("usage", "What runs have used, summed over time."),
     ("webhooks", "Deliveries of events to other servers."),
     ("daemon", "The state of the daemon, and this document."),

@@ -15,6 +15,7 @@ pub mod pause;
 pub mod recordings;
 pub mod runs;
 pub mod schedules;
+pub mod scores;
 pub mod sessions;
 pub mod tickets;
 pub mod triggers;
