@@ -6,7 +6,7 @@ pub mod document;
 pub mod kinds;
 pub mod known_keys;
 pub mod positions;
-mod quantity;
+pub mod quantity;
 pub mod schema;
 pub mod section;
 pub mod suggestion;

@@ -8,6 +8,7 @@ pub mod clients;
 pub mod console;
 pub mod error;
 pub mod extract;
+pub mod feedback_links;
 pub mod openapi;
 pub mod problem_code;
 pub mod response;

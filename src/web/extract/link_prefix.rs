@@ -62,6 +62,8 @@ impl PublicUrl {
     }
 }
 
+impl Input for PublicUrl {}
+
 impl FromRequestParts<AppState> for PublicUrl {
     type Rejection = Problem;
 

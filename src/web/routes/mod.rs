@@ -7,6 +7,7 @@ pub mod create_run;
 pub mod deliveries;
 pub mod diffs;
 pub mod events;
+pub mod feedback;
 pub mod forks;
 pub mod health;
 pub mod messages;

@@ -106,7 +106,7 @@ fn handle_request(
     let id = request_id(request.headers());
     let method = request.method().clone();
     // A copy: the request's path is a slice of the connection's read buffer, which a waiting request must release.
-    let path = truncate_path(request.uri().path()).into();
+    let path = shown_path(request.uri().path());
 
     let peer = request.extensions().get().map(|PeerAddress(peer)| *peer);
     let mut client = config.proxies.client(peer, request.headers());
@@ -231,11 +231,18 @@ pub fn new_request_id() -> HeaderValue {
         .unwrap_or(HeaderValue::from_static("req_0"))
 }
 
-fn truncate_path(path: &str) -> &str {
-    path.char_indices()
-        .nth(MAX_INSTANCE)
-        .map_or(path, |(end, _)| &path[..end])
+/// The path as problems and logs show it: cut, and without the secret of a feedback link.
+fn shown_path(path: &str) -> Box<str> {
+    let cut = path.char_indices().nth(MAX_INSTANCE);
+    let path = cut.map_or(path, |(end, _)| &path[..end]);
+    match path.find(FEEDBACK_PATH) {
+        Some(at) => format!("{}…", &path[..at + FEEDBACK_PATH.len()]).into(),
+        None => path.into(),
+    }
 }
+
+/// What the secret of a feedback link follows in a path.
+const FEEDBACK_PATH: &str = "/feedback/";
 
 /// How long a browser may keep the response to a preflight.
 const PREFLIGHT_MAX_AGE: Duration = Duration::from_secs(3600);
