@@ -94,7 +94,10 @@ async fn runs_are_listed_by_filter() {
     let (code, _, err) = ended(&app, &app.daemon.url, &["list", "--since", "lunch"]).await;
     assert_eq!(code, 2, "{err}");
     let wide = printed(&app, &["list", "-o", "wide", "--status", "failed"]).await;
-    assert!(wide.contains("\truns\tturns\tmodel\terror\n"), "{wide}");
+    assert!(
+        wide.contains("\truns\tturns\tmodel\tscores\terror\n"),
+        "{wide}"
+    );
     let (code, out, err) = ended(&app, &app.daemon.url, &["list", "--agent", "raeder"]).await;
     assert_eq!((code, &*out), (0, ""));
     assert!(err.contains("no matching runs"), "{err}");

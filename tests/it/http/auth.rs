@@ -11,7 +11,7 @@ use crate::support::provider::answer::{calls, delegates, says};
 use crate::support::within_timeout;
 
 /// Every route that asks for a key, with the scope that it names.
-const ROUTES: [(Method, &str, &str); 35] = [
+const ROUTES: [(Method, &str, &str); 40] = [
     (Method::GET, "/agents", "read"),
     (Method::GET, "/metrics", "metrics"),
     (Method::GET, "/agents/solo", "read"),
@@ -43,6 +43,11 @@ const ROUTES: [(Method, &str, &str); 35] = [
     (Method::GET, "/batches/NONE", "read"),
     (Method::GET, "/batches/NONE/results", "read"),
     (Method::POST, "/batches/NONE/cancel", "cancel"),
+    (Method::GET, "/runs/RUN/scores", "read"),
+    (Method::POST, "/runs/RUN/scores", "run"),
+    (Method::DELETE, "/runs/RUN/scores/NONE", "run"),
+    (Method::POST, "/runs/RUN/feedback-links", "run"),
+    (Method::GET, "/scores", "read"),
     (Method::GET, "/schedules", "read"),
     (Method::POST, "/schedules/solo/NONE/trigger", "run"),
     (Method::POST, "/schedules/solo/NONE/pause", "run"),
