@@ -6,9 +6,11 @@ use maud::{Markup, html};
 use crate::config::KeyScope::Cancel;
 use crate::domain::attachment::Attachment;
 use crate::domain::content::{Content, Part};
+use crate::domain::counted::counted;
 use crate::domain::message::truncate_to_bytes;
 use crate::domain::run::{Run, RunId};
 use crate::domain::run_ref::ShortIds;
+use crate::domain::score::{RunScores, ScoreSummary};
 use crate::web::console::format;
 use crate::web::console::request::ConsoleRequest;
 
@@ -25,6 +27,7 @@ pub fn run_table(request: &ConsoleRequest, runs: &[Run], now: Timestamp, selects
         selects: selects && request.may(Cancel),
         has_cost: runs.iter().any(|run| run.tree.usage.cost.is_some()),
         has_error: runs.iter().any(|run| run.error.is_some()),
+        has_scores: runs.iter().any(|run| !run.scores.is_empty()),
         ids: ShortIds::new(runs.iter().map(|run| run.id)),
     };
     html! {
@@ -36,6 +39,7 @@ pub fn run_table(request: &ConsoleRequest, runs: &[Run], now: Timestamp, selects
                     th { "Run" }
                     th.agent { "Agent" }
                     @if columns.has_error { th.why { "Error" } }
+                    @if columns.has_scores { th.why { "Scores" } }
                     th.number.tokens { "Tokens" }
                     @if columns.has_cost { th.number.cost { "Cost" } }
                     th.number.time { "Duration" }
@@ -49,10 +53,32 @@ pub fn run_table(request: &ConsoleRequest, runs: &[Run], now: Timestamp, selects
     }
 }
 
+/// The scores of a run, such as `grounded 0.8`.
+pub fn scores(scores: &RunScores) -> Markup {
+    html! {
+        @for (index, (name, summary)) in scores.iter().enumerate() {
+            @if index > 0 { ", " }
+            (score(name, summary))
+        }
+    }
+}
+
+/// The mean and the labels of the scores of one name.
+pub fn score(name: &str, summary: &ScoreSummary) -> Markup {
+    html! {
+        span.nowrap title=(counted(summary.n(), "score")) {
+            (name)
+            @if let Some(mean) = summary.numbers.mean() { " " b { ((mean * 1e3).round() / 1e3) } }
+            @for (label, count) in &summary.labels { " " b { (label) } @if *count > 1 { " ×" (count) } }
+        }
+    }
+}
+
 struct Columns {
     selects: bool,
     has_cost: bool,
     has_error: bool,
+    has_scores: bool,
     ids: ShortIds,
 }
 
@@ -95,6 +121,7 @@ fn run_row(request: &ConsoleRequest, run: &Run, now: Timestamp, columns: &Column
             @if columns.has_error {
                 td.why { @if let Some(error) = &run.error { span.error title=(format::excerpt(&error.message, 300)) { (error.code) } } }
             }
+            @if columns.has_scores { td.why { (scores(&run.scores)) } }
             td.number.tokens title=(format!("{} in, {} out", run.tree.usage.tokens.input, run.tree.usage.tokens.output)) {
                 (format::count(run.tree.usage.tokens.total()))
             }

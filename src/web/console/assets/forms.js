@@ -13,6 +13,7 @@ const readers = {
     if (!Number.isFinite(Number(text))) throw new Error("This must be a number.");
     return Number(text);
   },
+  score: (text) => (Number.isFinite(Number(text)) ? Number(text) : text),
   json: (text) => {
     try {
       return JSON.parse(text);
@@ -26,6 +27,8 @@ const readers = {
     return Object.fromEntries(pairs);
   },
 };
+
+const valueOf = (field) => (readers[field.dataset.type] ?? ((text) => text))(field.value);
 
 function put(body, path, value) {
   const names = path.split(".");
@@ -50,10 +53,9 @@ export async function bodyOf(form, submitter) {
     if (!field.name || field.type === "submit" || field.type === "checkbox" || !field.value.trim()) continue;
     if (field.dataset.for && field.dataset.for !== submitter?.value) continue;
     if ("onlyIfChanged" in field.dataset && field.value === field.defaultValue) continue;
-    const read = readers[field.dataset.type] ?? ((text) => text);
-    put(body, field.name, read(field.value));
+    put(body, field.name, valueOf(field));
   }
-  if (submitter?.name) put(body, submitter.name, submitter.value);
+  if (submitter?.name) put(body, submitter.name, valueOf(submitter));
   for (const field of form.querySelectorAll("[data-pictures]")) {
     const parts = [];
     for (const file of field.files) parts.push({ type: "image", media_type: file.type, data: await base64(file), name: file.name });

@@ -7,11 +7,14 @@ use maud::{Markup, html};
 
 use crate::domain::counted::counted;
 use crate::domain::run::{Run, Status, now};
+use crate::domain::score::ScoreSummary;
 use crate::store::runs::RunFilter;
+use crate::store::score_sums::{ScoreDimension, ScoreRow};
 use crate::web::console::format;
+use crate::web::console::parts;
 use crate::web::console::request::ConsoleRequest;
 use crate::web::error::Problem;
-use crate::web::routes::runs;
+use crate::web::routes::{runs, scores};
 
 /// Runs that are read: versions are in no index.
 const MAX_RUNS: usize = 1_000;
@@ -32,6 +35,8 @@ pub async fn render(
     current: Option<&str>,
 ) -> Result<Markup, Problem> {
     let (versions, runs) = read(request, agent).await?;
+    let by = vec![ScoreDimension::Version, ScoreDimension::Name];
+    let scores = scores::visible_sums(&request.state, &request.principal, agent, by).await?;
     if versions.is_empty() && current.is_none() {
         return Ok(html! {});
     }
@@ -42,11 +47,11 @@ pub async fn render(
         div.scroll role="region" aria-label="Versions" tabindex="0" {
             table.list {
                 thead {
-                    tr { th { "Version" } th.number { "Runs" } th.number { "Failed" } th.number { "First run" } th.number { "Last run" } }
+                    tr { th { "Version" } th.number { "Runs" } th.number { "Failed" } th.number { "First run" } th.number { "Last run" } @if !scores.is_empty() { th { "Scores of all runs" } } }
                 }
                 tbody {
                     @if let Some(current) = current.filter(|current| versions.iter().all(|it| it.name != **current)) {
-                        tr { td { (name(current, true)) } td.number { "0" } td.number { "0" } td.number { "–" } td.number { "–" } }
+                        tr { td { (name(current, true)) } td.number { "0" } td.number { "0" } td.number { "–" } td.number { "–" } @if !scores.is_empty() { td {} } }
                     }
                     @for version in &versions {
                         tr {
@@ -55,6 +60,7 @@ pub async fn render(
                             td.number { (version.failed) }
                             td.number { (format::ago(version.first, now)) }
                             td.number { (format::ago(version.last, now)) }
+                            @if !scores.is_empty() { td { (bars(&version.name, &scores)) } }
                         }
                     }
                 }
@@ -62,6 +68,27 @@ pub async fn render(
         }
         @if runs > 0 { p.muted.small { "Of the last " (counted(runs, "run")) "." } }
     })
+}
+
+/// The scores of a version, a line each; means from 0 to 1 as a bar too.
+fn bars(version: &str, scores: &[ScoreRow]) -> Markup {
+    let of_version = scores.iter().filter_map(|row| match &row.values[..] {
+        [Some(of), Some(name)] if of == version => Some((name, &row.scores)),
+        _ => None,
+    });
+    html! { @for (name, scores) in of_version { (bar(name, scores)) } }
+}
+
+fn bar(name: &str, scores: &ScoreSummary) -> Markup {
+    let mean = scores.numbers.mean();
+    html! {
+        div.line {
+            @if let Some(mean) = mean.filter(|mean| (0.0..=1.0).contains(mean)) {
+                meter min="0" max="1" value=(mean) aria-label=(name) {}
+            }
+            span { (parts::score(name, scores)) " " span.muted.small { (counted(scores.n(), "score")) } }
+        }
+    }
 }
 
 fn name(version: &str, is_current: bool) -> Markup {

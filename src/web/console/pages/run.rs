@@ -119,6 +119,7 @@ fn heading(request: &ConsoleRequest, run: &Run) -> Markup {
                         }
                     }
                     @if let Some(cost) = run.tree.usage.cost { div { dt { "Cost" } dd { (format::cost(Some(cost))) } } }
+                    @if !run.scores.is_empty() { div { dt { "Scores" } dd { (parts::scores(&run.scores)) } } }
                     @if run.tree.runs > 1 { div { dt { "Runs" } dd { (run.tree.runs) } } }
                     div { dt { "Accepted" } dd { (format::ago(run.created_at, now)) } }
                     @if let Some(from) = run.fork.as_ref().and_then(|fork| fork.from) {

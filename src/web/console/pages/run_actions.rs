@@ -27,6 +27,7 @@ pub fn buttons(request: &ConsoleRequest, run: &Run) -> Markup {
             (run_again(&path("/fork")))
             a.button href=(edit_and_run(request, run)) { "Edit and run" }
         }
+        @if !is_active && may(KeyScope::Run) { (score(&path("/scores"))) }
         @if may(KeyScope::Run) && run.turns > 0 { (fork(&path("/fork"), None)) }
         @if !is_active && is_root { (save_as_test(&path("/recording"), run)) }
         a.button href=(format!("{}?{compare}", request.href("/compare"))) { "Compare" }
@@ -138,6 +139,30 @@ fn steer(path: &str) -> Markup {
                 label for="steer-text" { "A message that the next request includes" }
                 textarea #steer-text name="content" rows="4" required {}
                 div.actions { button.primary type="submit" { "Send" } span.error role="alert" {} }
+            }
+        }
+    }
+}
+
+/// A thumb, or a score of any name.
+fn score(path: &str) -> Markup {
+    html! {
+        form.inline.needs-scripts data-post=(path) data-then="reload" {
+            input type="hidden" name="name" value="thumbs";
+            button type="submit" name="value" value="true" data-type="json" title="Good" aria-label="Score: good" { "👍" }
+            button type="submit" name="value" value="false" data-type="json" title="Bad" aria-label="Score: bad" { "👎" }
+            span.error role="alert" {}
+        }
+        details.menu #score data-keep {
+            summary.button { "Score" }
+            form.panel data-post=(path) data-then="reload" {
+                label for="score-name" { "What is scored" }
+                input #score-name name="name" required maxlength="64" placeholder="grounded";
+                label for="score-value" { "A number or a label" }
+                input #score-value name="value" required maxlength="64" data-type="score" placeholder="0.8";
+                label for="score-comment" { "Why (optional)" }
+                textarea #score-comment name="comment" rows="3" maxlength="2000" {}
+                div.actions { button.primary type="submit" { "Score" } span.error role="alert" {} }
             }
         }
     }

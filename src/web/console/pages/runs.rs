@@ -9,6 +9,7 @@ use serde::Deserialize;
 use crate::config::KeyScope::Cancel;
 use crate::domain::failure::FailureCode;
 use crate::domain::run::{RunId, Status, now};
+use crate::domain::score::ScoreFilter;
 use crate::domain::search_text::SearchText;
 use crate::domain::usage::Cost;
 use crate::store::runs::{RunFilter, RunPage, StatusCount};
@@ -36,6 +37,7 @@ struct Form {
     label: Option<String>,
     cost: Option<String>,
     error: Option<FailureCode>,
+    score: Option<String>,
     since: Option<Since>,
     cursor: Option<Cursor<RunId>>,
 }
@@ -75,7 +77,7 @@ impl Since {
 
 impl Form {
     /// The fields that are shown.
-    fn fields(&self) -> [(&'static str, String); 8] {
+    fn fields(&self) -> [(&'static str, String); 9] {
         let text = |field: &Option<String>| field.clone().unwrap_or_default();
         [
             ("q", text(&self.q)),
@@ -84,6 +86,7 @@ impl Form {
             ("session", text(&self.session)),
             ("label", text(&self.label)),
             ("cost", text(&self.cost)),
+            ("score", text(&self.score)),
             (
                 "error",
                 self.error.map(|code| code.to_string()).unwrap_or_default(),
@@ -100,7 +103,7 @@ impl Form {
 
     /// Whether the rows of runs are compared with it.
     fn searches(&self) -> bool {
-        self.error.is_some() || self.q.is_some() || self.cost.is_some()
+        self.error.is_some() || self.q.is_some() || self.cost.is_some() || self.score.is_some()
     }
 
     fn is_empty(&self) -> bool {
@@ -117,6 +120,8 @@ impl Form {
             let usd: f64 = text.parse().ok()?;
             (usd.is_finite() && usd >= 0.0).then(|| Cost::from_usd(usd))
         })?;
+        let expected = "a name and a condition, such as thumbs<1, tone=friendly or thumbs none";
+        let score = query::parse("score", self.score.as_deref(), expected, ScoreFilter::parse)?;
         let expected = "a text of at most 200 characters";
         let text = query::parse("q", self.q.as_deref(), expected, SearchText::parse)?;
         Ok(RunFilter {
@@ -127,6 +132,7 @@ impl Form {
             status: self.status,
             session: self.session.clone(),
             labels: label.into_iter().collect(),
+            scores: score.into_iter().collect(),
             min_cost,
             before: self.cursor.as_ref().map(|Cursor(id)| *id),
             limit: PAGE_SIZE,
@@ -287,6 +293,7 @@ fn filters(request: &ConsoleRequest, form: &Form) -> Markup {
             label { span { "Session" } input name="session" value=(form.get("session")) placeholder="Any"; }
             label { span { "Label" } input name="label" value=(form.get("label")) placeholder="team=search"; }
             label { span { "Cost from, USD" } input name="cost" inputmode="decimal" value=(form.get("cost")) placeholder="0.10"; }
+            label { span { "Score" } input name="score" value=(form.get("score")) placeholder="thumbs<1"; }
             div.actions {
                 button type="submit" { "Filter" }
                 @if !form.is_empty() { a.button.quiet href=(request.href("/")) { "Clear" } }
