@@ -283,6 +283,12 @@ impl Client {
         self.json(self.http.post(url).json(&body)).await
     }
 
+    /// Scores a run.
+    pub async fn add_score(&self, id: &str, score: &Value) -> Result<Value, ClientError> {
+        let url = self.url(&["runs", id, "scores"]);
+        self.json(self.http.post(url).json(score)).await
+    }
+
     /// Cancels a run and its descendants.
     pub async fn cancel(&self, id: &str, reason: &str) -> Result<Value, ClientError> {
         let body = serde_json::json!({ "reason": reason });

@@ -29,13 +29,14 @@ const COLUMNS: [Column; 7] = [
     Column::number("time"),
 ];
 /// With `-o wide`.
-const WIDE_COLUMNS: [Column; 6] = [
+const WIDE_COLUMNS: [Column; 7] = [
     Column::text("created"),
     Column::number("in"),
     Column::number("out"),
     Column::number("runs"),
     Column::number("turns"),
     Column::flexible("model"),
+    Column::flexible("scores"),
 ];
 const LAST_COLUMN: Column = Column::flexible("error");
 /// Characters of an error on a terminal.
@@ -49,6 +50,7 @@ const ERROR_CHARS: usize = 60;
   axed runs list --status failed --since 2h
   axed runs list --label team=search -o json | jq -r .id
   axed runs list --q 'invoice 4711' --since 7d
+  axed runs list --score 'thumbs=<1' -o wide
 
 TOKENS and USD are those of the run and its descendants. ERROR is why a run
 failed or was cancelled, or what it waits for. With -o json each run is one
@@ -73,6 +75,9 @@ pub struct List {
     /// Filter by the code of the error, such as timeout
     #[arg(long, value_name = "CODE")]
     error_code: Option<String>,
+    /// Filter by the scores of one name: by their mean, a label (=LABEL), or none; repeatable
+    #[arg(long = "score", value_name = "NAME=CONDITION", value_parser = run::parse_label)]
+    scores: Vec<(String, String)>,
     /// Only runs accepted since then: an age such as 7d or 12h, a date, or a time
     #[arg(long, value_name = "WHEN", value_parser = parse_since)]
     since: Option<String>,
@@ -201,6 +206,9 @@ fn filters(args: &List) -> Vec<(String, String)> {
     for (key, value) in &args.labels {
         filter(&format!("label.{key}"), value);
     }
+    for (name, condition) in &args.scores {
+        filter(&format!("score.{name}"), condition);
+    }
     filters
 }
 
@@ -226,6 +234,7 @@ fn row(run: &RunDetails, now: Timestamp, wide: bool) -> Vec<Cell> {
             Cell::new(run.tree.runs),
             Cell::new(run.turns),
             Cell::new(&run.model),
+            Cell::new(run.scores_text()),
         ]);
     }
     let reason = run.reason();

@@ -13,6 +13,7 @@ mod message;
 mod pause;
 mod rerun;
 mod save;
+mod score;
 mod show;
 mod turn;
 pub mod view;
@@ -57,6 +58,8 @@ pub enum Command {
     Rerun(rerun::Rerun),
     /// Send a message to a run that has not ended
     Message(message::Message),
+    /// Score a run that has ended
+    Score(score::Score),
     /// Write a run with its descendants to a file for axed test
     Save(save::Save),
     /// Pause a run and its descendants at their next step
@@ -87,6 +90,7 @@ pub async fn runs(command: Command) -> anyhow::Result<ExitCode> {
         Command::Turn(args) => turn::turn(&args).await?,
         Command::Rerun(args) => return rerun::rerun(&args).await,
         Command::Message(args) => message::message(&args).await?,
+        Command::Score(args) => score::score(&args).await?,
         Command::Save(args) => save::save(&args).await?,
         Command::Pause(args) => pause::pause(&args).await?,
         Command::Resume(args) => pause::resume(&args).await?,

@@ -108,6 +108,9 @@ fn print_facts(run: &RunDetails) -> anyhow::Result<()> {
         let value = value.as_str().unwrap_or_default();
         line("label", &format!("{key}={value}"), None)?;
     }
+    if !run.scores.is_empty() {
+        line("scores", &run.scores_text(), None)?;
+    }
     let age = ago(run.created_at, Timestamp::now());
     line("created", &format!("{:.0} ({age})", run.created_at), None)?;
     line("time", &seconds(run.duration_ms), None)?;

@@ -1,5 +1,7 @@
 //! The parts of a run that these commands show.
 
+use std::collections::BTreeMap;
+
 use anyhow::Context;
 use jiff::Timestamp;
 use serde::Deserialize;
@@ -28,12 +30,21 @@ pub struct RunDetails {
     pub session: Option<String>,
     #[serde(default)]
     pub labels: serde_json::Map<String, Value>,
+    #[serde(default)]
+    pub scores: BTreeMap<String, ScoreSummary>,
     pub cancel_reason: Option<String>,
     pub error: Option<Failure>,
     pub waiting_for: Option<WaitingFor>,
     #[serde(default)]
     pub pending_approvals: Vec<WaitingCall>,
     pub tree: TreeUsage,
+}
+
+#[derive(Deserialize)]
+pub struct ScoreSummary {
+    mean: Option<f64>,
+    #[serde(default)]
+    counts: BTreeMap<String, u64>,
 }
 
 /// A call that waits for approval. Its arguments may be cut.
@@ -62,6 +73,24 @@ impl RunDetails {
         }
         let waits = |it| format!("waits {}", explain_wait(it));
         self.waiting_for.map_or_else(String::new, waits)
+    }
+
+    /// The means and labels of its scores, such as `grounded 0.8, tone friendly`.
+    pub fn scores_text(&self) -> String {
+        let texts = self.scores.iter().map(|(name, score)| {
+            let mean = score
+                .mean
+                .map(|mean| format!(" {}", (mean * 1e3).round() / 1e3));
+            let labels = score.counts.iter().map(|(label, count)| match count {
+                1 => format!(" {label}"),
+                count => format!(" {label} ({count})"),
+            });
+            format!(
+                "{name}{}",
+                mean.into_iter().chain(labels).collect::<String>()
+            )
+        });
+        texts.collect::<Vec<_>>().join(", ")
     }
 }
 
