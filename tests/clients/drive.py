@@ -268,6 +268,9 @@ def drive(daemon: Daemon) -> None:
     done = client.wait(careful["id"], timeout=30)
     assert "wrote 1 bytes to other.md" in (done["content"] or ""), done
     fails_with(axed_client.Conflict, lambda: client.approve(*call))
+    assert client.score(done["id"], "thumbs", True, comment="fine")["value"] == 1
+    assert client.get(done["id"])["scores"] == {"thumbs": {"n": 1, "mean": 1.0}}
+    assert "/feedback/" in client.feedback_link(done["id"], "thumbs", "7d")["url"]
     roles = [message["role"] for message in client.messages(careful["id"])]
     assert roles[:3] == ["user", "assistant", "tool"], roles
     assert client.turn(careful["id"], 1)["turn"] == client.turns(careful["id"])[0]["turn"] == 1

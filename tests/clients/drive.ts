@@ -109,6 +109,9 @@ for (let attempt = 0; attempt < 2; attempt++) {
 const approved = await client.wait(careful.id, { timeout: 30_000 });
 assert(approved.content?.includes("wrote 1 bytes to other.md"), approved);
 await failsWith(Conflict, client.approve(pending.run_id, pending.tool_call_id));
+assert((await client.score(approved.id, "tone", "friendly", { turn: 1 })).value === "friendly");
+assert((await client.get(approved.id)).scores["tone"]?.counts?.["friendly"] === 1);
+assert((await client.feedbackLink(approved.id, "thumbs", 60)).url.includes("/feedback/"));
 const roles = (await collect(client.messages(careful.id))).map((message) => message["role"]);
 assert(roles.slice(0, 3).join() === "user,assistant,tool", roles);
 assert((await client.turn(careful.id, 1)).turn === (await client.turns(careful.id))[0]?.turn);

@@ -17,6 +17,7 @@ from axed_client.types import (
     AddedMessage,
     AgentSummary,
     ChildRun,
+    FeedbackLink,
     ForkRequest,
     PendingApproval,
     Run,
@@ -24,6 +25,7 @@ from axed_client.types import (
     RunFilters,
     RunRequest,
     RunTree,
+    Score,
     Turn,
     TurnDetail,
 )
@@ -117,6 +119,18 @@ class AsyncClient:
         """Cancels a run with its descendants. It may still be `cancelling` afterwards."""
         body = {} if reason is None else {"reason": reason}
         return cast(Run, await self._call(Request("POST", f"/runs/{segment(run_id)}/cancel", body=body)))
+
+    async def score(
+        self, run_id: str, name: str, value: float | bool | str, *, comment: str | None = None, turn: int | None = None
+    ) -> Score:
+        """Scores a run that has ended. Another score of this name replaces it."""
+        body = {"name": name, "value": value, "comment": comment, "turn": turn}
+        return cast(Score, await self._call(Request("POST", f"/runs/{segment(run_id)}/scores", body=body)))
+
+    async def feedback_link(self, run_id: str, name: str, expires_in: int | str) -> FeedbackLink:
+        """A URL that scores the run by `POST` without a key. `expires_in`: seconds, or a text such as "7d"."""
+        body = {"name": name, "expires_in": expires_in}
+        return cast(FeedbackLink, await self._call(Request("POST", f"/runs/{segment(run_id)}/feedback-links", body=body)))
 
     async def pause(self, run_id: str) -> Run:
         return cast(Run, await self._call(Request("POST", f"/runs/{segment(run_id)}/pause")))

@@ -240,6 +240,22 @@ class BudgetAlertEvent(_RecordedEvent):
     resets_at: str
 
 
+class ScoreAddedEvent(_RecordedEvent):
+    type: Literal["score.added"]
+    name: str
+    value: float | str
+    author: NotRequired[str]
+    comment: NotRequired[str]
+    turn: NotRequired[int]
+    replaced: bool
+
+
+class ScoreFailedEvent(_RecordedEvent):
+    type: Literal["score.failed"]
+    name: str
+    message: str
+
+
 class ReasoningStartedEvent(_LiveEvent):
     type: Literal["reasoning.started"]
     turn: int
@@ -290,6 +306,8 @@ RunEvent = Union[
     ModelWarningEvent,
     ContextCompactedEvent,
     BudgetAlertEvent,
+    ScoreAddedEvent,
+    ScoreFailedEvent,
     ReasoningStartedEvent,
     ReasoningDeltaEvent,
     TextDeltaEvent,

@@ -19,6 +19,7 @@ from axed_client.types import (
     AddedMessage,
     AgentSummary,
     ChildRun,
+    FeedbackLink,
     ForkRequest,
     PendingApproval,
     Run,
@@ -26,6 +27,7 @@ from axed_client.types import (
     RunFilters,
     RunRequest,
     RunTree,
+    Score,
     Turn,
     TurnDetail,
 )
@@ -126,6 +128,18 @@ class Client:
         """Cancels a run with its descendants. It may still be `cancelling` afterwards."""
         body = {} if reason is None else {"reason": reason}
         return cast(Run, self._call(Request("POST", f"/runs/{segment(run_id)}/cancel", body=body)))
+
+    def score(
+        self, run_id: str, name: str, value: float | bool | str, *, comment: str | None = None, turn: int | None = None
+    ) -> Score:
+        """Scores a run that has ended. Another score of this name replaces it."""
+        body = {"name": name, "value": value, "comment": comment, "turn": turn}
+        return cast(Score, self._call(Request("POST", f"/runs/{segment(run_id)}/scores", body=body)))
+
+    def feedback_link(self, run_id: str, name: str, expires_in: int | str) -> FeedbackLink:
+        """A URL that scores the run by `POST` without a key. `expires_in`: seconds, or a text such as "7d"."""
+        body = {"name": name, "expires_in": expires_in}
+        return cast(FeedbackLink, self._call(Request("POST", f"/runs/{segment(run_id)}/feedback-links", body=body)))
 
     def pause(self, run_id: str) -> Run:
         return cast(Run, self._call(Request("POST", f"/runs/{segment(run_id)}/pause")))

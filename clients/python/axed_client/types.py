@@ -103,6 +103,7 @@ class Run(TypedDict):
     label: str | None
     completion_status: str | None
     labels: dict[str, str]
+    scores: dict[str, ScoreSummary]
     attempt: int
     created_at: str
     started_at: str | None
@@ -139,6 +140,27 @@ class RunTree(TypedDict):
     error: RunError | None
     reused: NotRequired[list[ReusedRun]]
     children: list[RunTree]
+
+
+class ScoreSummary(TypedDict):
+    n: int
+    mean: NotRequired[float]
+    counts: NotRequired[dict[str, int]]
+
+
+class Score(TypedDict):
+    run_id: str
+    name: str
+    value: float | str
+    author: str | None
+    comment: str | None
+    turn: int | None
+    created_at: str
+
+
+class FeedbackLink(TypedDict):
+    url: str
+    expires_at: str
 
 
 class AddedMessage(TypedDict):

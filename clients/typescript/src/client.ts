@@ -17,12 +17,14 @@ import type {
   AddedMessage,
   AgentSummary,
   ChildRun,
+  FeedbackLink,
   ForkRequest,
   MessageContent,
   PendingApproval,
   Run,
   RunRequest,
   RunTree,
+  Score,
   Turn,
   TurnDetail,
 } from "./types.js";
@@ -154,6 +156,24 @@ export class Client {
   cancel(run: string, reason?: string, options: CallOptions = {}): Promise<Run> {
     const body = reason === undefined ? {} : { reason };
     return this.json<Run>({ method: "POST", path: `/runs/${encode(run)}/cancel`, body }, options);
+  }
+
+  /** Scores a run that has ended. Another score of this name replaces it. */
+  score(
+    run: string,
+    name: string,
+    value: number | boolean | string,
+    options: CallOptions & { comment?: string; turn?: number } = {},
+  ): Promise<Score> {
+    const { comment, turn } = options;
+    const body = { name, value, comment, turn };
+    return this.json<Score>({ method: "POST", path: `/runs/${encode(run)}/scores`, body }, options);
+  }
+
+  /** A URL that scores the run by `POST` without a key. `expiresIn`: seconds, or a text such as "7d". */
+  feedbackLink(run: string, name: string, expiresIn: number | string, options: CallOptions = {}): Promise<FeedbackLink> {
+    const body = { name, expires_in: expiresIn };
+    return this.json<FeedbackLink>({ method: "POST", path: `/runs/${encode(run)}/feedback-links`, body }, options);
   }
 
   pause(run: string, options: CallOptions = {}): Promise<Run> {

@@ -232,6 +232,22 @@ export interface BudgetAlertEvent extends RecordedEvent {
   resets_at: string;
 }
 
+export interface ScoreAddedEvent extends RecordedEvent {
+  type: "score.added";
+  name: string;
+  value: number | string;
+  author?: string;
+  comment?: string;
+  turn?: number;
+  replaced: boolean;
+}
+
+export interface ScoreFailedEvent extends RecordedEvent {
+  type: "score.failed";
+  name: string;
+  message: string;
+}
+
 export interface ReasoningStartedEvent extends LiveEvent {
   type: "reasoning.started";
   turn: number;
@@ -282,6 +298,8 @@ export type RunEvent =
   | ModelWarningEvent
   | ContextCompactedEvent
   | BudgetAlertEvent
+  | ScoreAddedEvent
+  | ScoreFailedEvent
   | ReasoningStartedEvent
   | ReasoningDeltaEvent
   | TextDeltaEvent

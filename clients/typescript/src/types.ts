@@ -99,6 +99,7 @@ export interface Run {
   label: string | null;
   completion_status: string | null;
   labels: Record<string, string>;
+  scores: Record<string, ScoreSummary>;
   attempt: number;
   created_at: string;
   started_at: string | null;
@@ -106,6 +107,27 @@ export interface Run {
   last_event: number;
   links: RunLinks;
   truncated?: boolean;
+}
+
+export interface ScoreSummary {
+  n: number;
+  mean?: number;
+  counts?: Record<string, number>;
+}
+
+export interface Score {
+  run_id: string;
+  name: string;
+  value: number | string;
+  author: string | null;
+  comment: string | null;
+  turn: number | null;
+  created_at: string;
+}
+
+export interface FeedbackLink {
+  url: string;
+  expires_at: string;
 }
 
 export interface ChildRun extends Run {
