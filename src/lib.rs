@@ -11,6 +11,7 @@ pub mod instruments;
 pub mod providers;
 pub mod record;
 pub mod settings;
+pub mod signed_http;
 pub mod ssrf;
 pub mod standing_task;
 pub mod store;

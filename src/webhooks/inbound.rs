@@ -7,7 +7,7 @@ use secrecy::{ExposeSecret, SecretString};
 use sha2::Sha256;
 
 use crate::domain::trigger::TriggerKind;
-use crate::webhooks::signature::SigningSecret;
+use crate::signed_http::signature::SigningSecret;
 
 /// How far the time of a signature may be from the daemon's clock.
 const TOLERANCE: SignedDuration = SignedDuration::from_mins(5);

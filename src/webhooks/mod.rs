@@ -9,29 +9,25 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use jiff::Timestamp;
-use secrecy::SecretString;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::config;
-use crate::config::secrets::process_secret;
 use crate::domain::run::now;
 use crate::domain::webhook::DeliveryId;
 use crate::fair::Limits;
 use crate::fair::fair_queue::{FairQueue, QuotaKey};
+use crate::signed_http::SignedHttp;
+use crate::signed_http::client::{Message, PostOutcome};
 use crate::store::leadership::Leadership;
 use crate::store::outbox::{
     AttemptOutcome, AttemptRecord, DeliveryAttempt, DueDelivery, DueQuery, Outbox,
 };
 use crate::telemetry::metrics::Metrics;
-use crate::webhooks::http::{PostOutcome, WebhookClient, WebhookMessage};
-use crate::webhooks::signature::SigningSecret;
 
-mod http;
 pub mod inbound;
 mod push;
-mod signature;
 
 /// Maximum number of concurrent deliveries. API keys share them fairly.
 const MAX_CONCURRENT: usize = 64;
@@ -57,8 +53,7 @@ const MAX_SLEEP: Duration = Duration::from_secs(60);
 pub struct WebhookSender {
     store: Arc<dyn Outbox>,
     metrics: Arc<Metrics>,
-    client: WebhookClient,
-    secret_env: Option<String>,
+    client: SignedHttp,
     first_retry: Duration,
     max_retries: u32,
     /// The names of the configured API keys.
@@ -90,8 +85,7 @@ impl WebhookSender {
         Self {
             store,
             metrics,
-            client: WebhookClient::new(settings.guard()),
-            secret_env: settings.secret_env.clone(),
+            client: SignedHttp::new(settings.guard(), settings.secret_env.clone()),
             first_retry: settings.first_retry,
             max_retries: max_retries(settings.first_retry),
             keys,
@@ -245,43 +239,17 @@ impl WebhookSender {
 
     async fn attempt(&self, delivery: &DueDelivery, sent_at: Timestamp) -> PostOutcome {
         if let Some(target) = &delivery.push {
-            let message = WebhookMessage {
+            let message = Message {
                 content_type: push::CONTENT_TYPE,
                 headers: push::headers(delivery, target, sent_at),
                 body: push::body(delivery, target),
             };
-            return self.client.send(&delivery.url, message).await;
+            return self.client.send_unsigned(&delivery.url, message).await;
         }
-        let name = delivery.secret_env.as_ref().or(self.secret_env.as_ref());
-        let Some(name) = name else {
-            return PostOutcome::failed(
-                "no signing secret: set [webhook] secret_env in the agent's file, or [webhooks] secret_env in the \
-                 server's configuration"
-                    .to_owned(),
-            );
-        };
-        let secret = match read_signing_secret(name.clone()).await {
-            Ok(secret) => secret,
-            Err(reason) => return PostOutcome::failed(reason),
-        };
-        let secret = match SigningSecret::parse(&secret) {
-            Ok(secret) => secret,
-            Err(reason) => {
-                return PostOutcome::failed(format!("the environment variable {name} {reason}"));
-            }
-        };
-        let (id, timestamp) = (delivery.id.to_string(), sent_at.as_second());
-        let signature = secret.sign(&id, timestamp, &delivery.body);
-        let message = WebhookMessage {
-            content_type: "application/json",
-            headers: vec![
-                ("webhook-id", id),
-                ("webhook-timestamp", timestamp.to_string()),
-                ("webhook-signature", signature),
-            ],
-            body: delivery.body.clone(),
-        };
-        self.client.send(&delivery.url, message).await
+        let secret = (delivery.secret_env.as_ref(), "[webhook]");
+        let id = (delivery.id.to_string(), sent_at);
+        let body = delivery.body.clone();
+        self.client.send(&delivery.url, secret, id, body).await
     }
 
     /// The wait for the next attempt, or giving up if there were enough of them.
@@ -368,19 +336,6 @@ impl InFlight<'_> {
                 self.targets.remove(&target);
             }
         }
-    }
-}
-
-/// The secret is read at each attempt, so that a replaced file takes effect.
-async fn read_signing_secret(name: String) -> Result<SecretString, String> {
-    let variable = name.clone();
-    let read = tokio::task::spawn_blocking(move || process_secret(&name)).await;
-    match read.map_err(|error| error.to_string())? {
-        Ok(Some(secret)) => Ok(secret),
-        Ok(None) => Err(format!(
-            "the environment variable {variable} with the signing secret is not set"
-        )),
-        Err(error) => Err(error.to_string()),
     }
 }
 

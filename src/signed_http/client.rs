@@ -1,4 +1,4 @@
-//! Sends one webhook: checks the URL with the SSRF guard, uses no proxy, follows no redirects, and limits time and size.
+//! Sends one message: checks the URL with the SSRF guard, uses no proxy, follows no redirects, and limits time and size.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -10,9 +10,8 @@ use crate::ssrf::{self, SsrfGuard, root_cause, ssrf_client};
 
 /// The timeout for a response, including the connection.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
-/// How much of a response body is read, and for how long. The body is ignored, but reading it to the end lets the connection
-/// be reused.
-const MAX_BODY_BYTES: usize = 4096;
+/// How much of a response body is read, and for how long. Reading it to the end lets the connection be reused, also where it is ignored.
+const MAX_BODY_BYTES: usize = 16 << 10;
 const BODY_TIMEOUT: Duration = Duration::from_secs(1);
 /// Longer errors are truncated: they may contain names that the receiver chose.
 const MAX_ERROR_CHARS: usize = 500;
@@ -23,6 +22,8 @@ pub struct PostOutcome {
     pub status: Option<u16>,
     /// Why the attempt failed; `None` if it succeeded.
     pub error: Option<String>,
+    /// The beginning of the response's body.
+    pub body: Vec<u8>,
 }
 
 impl PostOutcome {
@@ -30,24 +31,25 @@ impl PostOutcome {
         Self {
             status: None,
             error: Some(error.chars().take(MAX_ERROR_CHARS).collect()),
+            body: Vec::new(),
         }
     }
 }
 
 /// One message, with the headers that its receiver trusts.
-pub struct WebhookMessage {
+pub struct Message {
     pub content_type: &'static str,
     pub headers: Vec<(&'static str, String)>,
     pub body: String,
 }
 
-pub struct WebhookClient {
+pub struct PostClient {
     /// Built for the first message: most daemons send none.
     client: OnceLock<Result<Client, reqwest::Error>>,
     guard: Arc<SsrfGuard>,
 }
 
-impl WebhookClient {
+impl PostClient {
     pub fn new(guard: SsrfGuard) -> Self {
         Self {
             client: OnceLock::new(),
@@ -65,7 +67,7 @@ impl WebhookClient {
         client.as_ref()
     }
 
-    pub async fn send(&self, url: &str, message: WebhookMessage) -> PostOutcome {
+    pub async fn send(&self, url: &str, message: Message) -> PostOutcome {
         let url = match ssrf::parse_url(url) {
             Ok(url) => url,
             Err(message) => return PostOutcome::failed(format!("the URL {message}")),
@@ -99,8 +101,8 @@ impl WebhookClient {
             }
         };
         let status = response.status();
-        // The body does not change the outcome.
-        let _ = tokio::time::timeout(BODY_TIMEOUT, drain_body(&mut response)).await;
+        let mut body = Vec::new();
+        let _ = tokio::time::timeout(BODY_TIMEOUT, read_body(&mut response, &mut body)).await;
         let error = match status.as_u16() {
             200..300 => None,
             300..400 => Some(format!("HTTP status {status}; redirects are not followed")),
@@ -112,15 +114,16 @@ impl WebhookClient {
         PostOutcome {
             status: Some(status.as_u16()),
             error,
+            body,
         }
     }
 }
 
-async fn drain_body(response: &mut Response) {
-    let mut total = 0;
+async fn read_body(response: &mut Response, body: &mut Vec<u8>) {
     while let Ok(Some(chunk)) = response.chunk().await {
-        total += chunk.len();
-        if total > MAX_BODY_BYTES {
+        let left = MAX_BODY_BYTES.saturating_sub(body.len());
+        body.extend_from_slice(&chunk[..chunk.len().min(left)]);
+        if chunk.len() > left {
             return;
         }
     }
