@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::cli::test::assertions::{self, Failed};
 use crate::cli::test::files::FoundFile;
 use crate::cli::test::judge::JudgeError;
 use crate::cli::test::{ended_run, judge, request};
@@ -12,6 +11,7 @@ use crate::cli::whole_file;
 use crate::domain::run::Run;
 use crate::engine::record::agent_snapshots;
 use crate::engine::recording::accept;
+use crate::engine::recording::assertions::{self, Failed};
 use crate::engine::recording::playback::{Divergence, Live, Playback, PlaybackReport};
 use crate::engine::recording::read::{self, ReadRecording};
 use crate::engine::request::StartError;
@@ -150,7 +150,7 @@ impl Case {
             None => Ok(None),
         };
         let cost_usd = cost_usd.map_err(|error| invalid(error.to_string()))?;
-        let mut failed = assertions::check(file, &run, &report.calls, cost_usd);
+        let mut failed = assertions::check(&file.assertions, &run, &report.calls, cost_usd);
         if live.models {
             let judged = judge::judge(runner, &file.recording.expect.judge, &run).await;
             failed.extend(judged.map_err(|error| match error {

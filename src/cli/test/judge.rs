@@ -6,7 +6,6 @@ use serde::Deserialize;
 use serde_json::json;
 use serde_json::value::to_raw_value;
 
-use crate::cli::test::assertions::Failed;
 use crate::cli::test::ended_run;
 use crate::domain::agent::overrides::ParamsOverride;
 use crate::domain::agent::response_format::ResponseFormat;
@@ -14,6 +13,7 @@ use crate::domain::expect::Judge;
 use crate::domain::failure::FailureCode;
 use crate::domain::message::shorten;
 use crate::domain::run::Run;
+use crate::engine::recording::assertions::Failed;
 use crate::engine::request::{Overrides, RunRequest, StartError};
 use crate::engine::runner::Runner;
 

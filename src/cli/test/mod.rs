@@ -18,7 +18,6 @@ use crate::cli::test::report::Report;
 use crate::config::Config;
 use crate::engine::recording::playback::Live;
 
-mod assertions;
 mod case;
 mod diff;
 mod ended_run;

@@ -2,6 +2,7 @@
 //! what a test found to be different.
 
 pub mod accept;
+pub mod assertions;
 pub mod neutral;
 pub mod playback;
 pub mod read;

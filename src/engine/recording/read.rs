@@ -3,15 +3,11 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use regex::Regex;
-use serde_json::Value;
-use serde_json::value::{RawValue, to_raw_value};
 use toml_edit::{Document, Item};
 
-use crate::domain::json_schema::Schema;
 use crate::domain::recording::{MAX_BYTES, Recording, VERSION};
+use crate::engine::recording::assertions::Assertions;
 use crate::engine::recording::playback::compare::Ignore;
-use crate::validation;
 
 /// Why a file is not a recording.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -27,10 +23,7 @@ pub struct ReadError {
 pub struct ReadRecording {
     pub recording: Arc<Recording>,
     pub ignore: Vec<String>,
-    /// `[expect] matches`.
-    pub matches: Vec<Regex>,
-    /// `[expect] schema`.
-    pub schema: Option<Schema>,
+    pub assertions: Assertions,
 }
 
 impl ReadRecording {
@@ -84,18 +77,12 @@ pub fn read(text: &str) -> Result<ReadRecording, ReadError> {
     if let Err((_, error)) = Ignore::new(&recording.ignore) {
         return Err(at(&["ignore"], format!("ignore: {error}")));
     }
-    let expect = &recording.expect;
-    let matches = expect.matches.0.iter().map(|pattern| Regex::new(pattern));
-    let matches: Result<Vec<_>, _> = matches.collect();
-    let matches =
-        matches.map_err(|error| at(&["expect", "matches"], format!("matches: {error}")))?;
-    let schema = expect.schema.as_ref().map(compile_schema).transpose();
-    let schema = schema.map_err(|why| at(&["expect", "schema"], format!("schema: {why}")))?;
+    let assertions = Assertions::compile(recording.expect.clone());
+    let assertions = assertions.map_err(|(key, why)| at(&["expect", key], why))?;
     Ok(ReadRecording {
         ignore: recording.ignore.clone(),
         recording: Arc::new(recording),
-        matches,
-        schema,
+        assertions,
     })
 }
 
@@ -123,14 +110,6 @@ fn check_runs(recording: &Recording) -> Result<(), String> {
             recording.agent
         )),
     }
-}
-
-fn compile_schema(schema: &Value) -> Result<Schema, String> {
-    let raw: Box<RawValue> = match schema {
-        Value::String(json) => serde_json::from_str(json).map_err(|error| error.to_string())?,
-        table => to_raw_value(table).map_err(|error| error.to_string())?,
-    };
-    validation::compile_schema_blocking(Arc::from(raw))
 }
 
 fn span_start(item: &Item, path: &[&str]) -> Option<usize> {

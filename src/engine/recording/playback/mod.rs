@@ -17,6 +17,7 @@ use crate::domain::recording::{
 use crate::domain::redaction::Redactor;
 use crate::domain::run::RunId;
 use crate::domain::run_path;
+use crate::engine::recording::assertions::PlayedCall;
 use crate::engine::recording::neutral::{neutral_params, plain_text, result_text, tool_recording};
 use crate::engine::recording::playback::compare::{Difference, Ignore, Tolerance};
 use crate::engine::recording::playback::expected::ExpectedMessages;
@@ -72,18 +73,6 @@ pub struct Divergence {
     pub path: String,
     pub turn: u32,
     pub difference: Difference,
-}
-
-/// A tool call of a test.
-#[derive(Clone, Debug)]
-pub struct PlayedCall {
-    pub path: String,
-    pub turn: u32,
-    /// From 1.
-    pub position: usize,
-    pub tool: String,
-    /// JSON.
-    pub arguments: String,
 }
 
 /// A request of a test.

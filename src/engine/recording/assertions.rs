@@ -1,16 +1,19 @@
-//! Checks `[expect]` of a recording. Pure.
+//! Checks assertions: those of a test's `[expect]`, and of scorers.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
+use regex::Regex;
 use serde_json::Value;
+use serde_json::value::{RawValue, to_raw_value};
 
 use crate::domain::counted::counted;
 use crate::domain::expect::{Expect, ExpectedCall, Order};
+use crate::domain::json_schema::Schema;
 use crate::domain::message::shorten;
 use crate::domain::run::{Run, Status};
 use crate::domain::run_path;
-use crate::engine::recording::playback::PlayedCall;
-use crate::engine::recording::read::ReadRecording;
+use crate::validation;
 
 /// Most characters of a text in a message.
 const MAX_SHOWN: usize = 200;
@@ -23,14 +26,60 @@ pub struct Failed {
     pub message: String,
 }
 
+/// A tool call of a tree.
+#[derive(Clone, Debug)]
+pub struct PlayedCall {
+    /// The run that made it: see [`run_path`].
+    pub path: String,
+    pub turn: u32,
+    /// From 1.
+    pub position: usize,
+    pub tool: String,
+    /// JSON.
+    pub arguments: String,
+}
+
+/// Assertions whose patterns are compiled.
+#[derive(Debug)]
+pub struct Assertions {
+    pub expect: Expect,
+    matches: Vec<Regex>,
+    schema: Option<Schema>,
+}
+
+impl Assertions {
+    /// # Errors
+    /// The key of the assertion, and what is wrong with it.
+    pub fn compile(expect: Expect) -> Result<Self, (&'static str, String)> {
+        let matches = expect.matches.0.iter().map(|pattern| Regex::new(pattern));
+        let matches: Result<Vec<_>, _> = matches.collect();
+        let matches = matches.map_err(|error| ("matches", format!("matches: {error}")))?;
+        let schema = expect.schema.as_ref().map(compile_schema).transpose();
+        let schema = schema.map_err(|why| ("schema", format!("schema: {why}")))?;
+        Ok(Self {
+            expect,
+            matches,
+            schema,
+        })
+    }
+}
+
+fn compile_schema(schema: &Value) -> Result<Schema, String> {
+    let raw: Box<RawValue> = match schema {
+        Value::String(json) => serde_json::from_str(json).map_err(|error| error.to_string())?,
+        table => to_raw_value(table).map_err(|error| error.to_string())?,
+    };
+    validation::compile_schema_blocking(Arc::from(raw))
+}
+
 /// The assertions that do not hold for this run, the calls of its tree and its cost, which is `None` if it is not known.
 pub fn check(
-    file: &ReadRecording,
+    assertions: &Assertions,
     run: &Run,
     calls: &[PlayedCall],
     cost_usd: Option<f64>,
 ) -> Vec<Failed> {
-    let expect = &file.recording.expect;
+    let expect = &assertions.expect;
     let mut failed = Vec::new();
     let mut fail = |assertion, message: String| failed.push(Failed { assertion, message });
     let is_completed = run.status == Status::Completed;
@@ -57,12 +106,12 @@ pub fn check(
             );
         }
     }
-    for pattern in &file.matches {
+    for pattern in &assertions.matches {
         if !pattern.is_match(content) {
             fail("matches", format!("{pattern} does not match; {}", shown()));
         }
     }
-    if let Some(schema) = &file.schema {
+    if let Some(schema) = &assertions.schema {
         match serde_json::from_str::<Value>(content) {
             Ok(json) => {
                 for error in schema.validation_errors(&json) {
@@ -271,9 +320,8 @@ fn quote(text: &str) -> String {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::check_calls;
+    use super::{PlayedCall, check_calls};
     use crate::domain::expect::{Expect, ExpectedCall, Order};
-    use crate::engine::recording::playback::PlayedCall;
 
     /// The messages about calls of `read_file` with these paths, in any order; an expected one without a path is any call.
     fn failures(expected: &[Option<&str>], made: &[&str]) -> Vec<String> {
