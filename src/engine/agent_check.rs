@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::Value;
+
 use crate::catalog::reload::Catalog;
 use crate::catalog::{Agents, context_files, prompt, skills};
 use crate::config::environment::{Environment, is_program};
@@ -19,8 +21,10 @@ use crate::domain::agent::{Agent, BUILT_IN_TOOLS, is_agent_name};
 use crate::domain::mcp::{McpServer, McpTransport, Template};
 use crate::domain::node::describe_labels;
 use crate::domain::period_budget::PeriodLimit;
+use crate::domain::scorer::{Scorer, ScorerKind};
 use crate::domain::skill;
 use crate::engine::blocking::run_blocking;
+use crate::engine::recording::assertions::Assertions;
 use crate::providers::registry::{ProviderRegistry, ProviderUnavailable};
 use crate::settings::document::{Problem, ProblemKind};
 use crate::settings::positions::{Positions, item};
@@ -179,6 +183,11 @@ impl AgentCheck {
     }
 }
 
+/// Whether an agent has instructions of its own.
+fn has_prompt(agent: &Agent) -> bool {
+    !agent.system_prompt.trim().is_empty() || agent.skill.is_some()
+}
+
 /// Why the server does not offer the tool, and how it would.
 fn missing_tool(tool: &str, tool_registry: &ToolRegistry) -> String {
     let advice = match (tool, tool_registry.commands_disabled_reason()) {
@@ -236,6 +245,9 @@ impl EntryCheck<'_> {
         for (index, schedule) in self.agent.schedules.iter().enumerate() {
             self.check_key(&format!("schedules[{index}].key"), schedule.key.as_deref());
         }
+        for (index, scorer) in self.agent.scorers.iter().enumerate() {
+            self.check_scorer(&format!("scorers[{index}]"), scorer);
+        }
         for (index, trigger) in self.agent.triggers.iter().enumerate() {
             self.check_key(&format!("triggers[{index}].key"), trigger.key.as_deref());
             let variable = &trigger.secret_env;
@@ -251,6 +263,11 @@ impl EntryCheck<'_> {
 
     fn warn(&mut self, path: &str, text: String) {
         self.warn_with_hint(path, text, None);
+    }
+
+    fn error(&mut self, path: &str, text: String) {
+        let problem = self.positions.problem(path, text, ProblemKind::Unusable);
+        self.problems.push(problem);
     }
 
     fn warn_with_hint(&mut self, path: &str, text: String, hint: Option<String>) {
@@ -382,6 +399,53 @@ impl EntryCheck<'_> {
                 max_timeout.as_secs()
             );
             self.warn("timeout", text);
+        }
+    }
+
+    fn check_scorer(&mut self, path: &str, scorer: &Scorer) {
+        match &scorer.kind {
+            ScorerKind::Judge { agent } => {
+                let path = format!("{path}.agent");
+                let entry = self.agents.entries.get(agent);
+                match entry.map(|entry| entry.agent.as_ref()) {
+                    Some(Some(judge)) if has_prompt(judge) => {}
+                    Some(Some(_)) => self.error(
+                        &path,
+                        format!(
+                            "the judge \"{agent}\" has no prompt: set system_prompt in its file"
+                        ),
+                    ),
+                    Some(None) => {
+                        self.warn(
+                            &path,
+                            format!("the file of the judge \"{agent}\" has errors"),
+                        );
+                    }
+                    None => {
+                        let text = format!("there is no agent \"{agent}\" to judge");
+                        let known = self.agents.entries.keys().map(String::as_str);
+                        let hint = did_you_mean(agent, known);
+                        self.warn_with_hint(&path, text, hint);
+                    }
+                }
+            }
+            ScorerKind::Assert { expect } => {
+                let expect = serde_json::from_value(Value::Object(expect.clone()));
+                if let Ok(Err((key, why))) = expect.map(Assertions::compile) {
+                    self.error(&format!("{path}.expect.{key}"), why);
+                }
+            }
+            ScorerKind::Http { secret_env, .. } => {
+                if let Some(variable) = secret_env
+                    && !is_secret_set(&self.server.environment, variable)
+                {
+                    let text = format!(
+                        "the environment variable {variable} with the secret of scorer {} is not set, so that it scores nothing",
+                        scorer.name
+                    );
+                    self.warn(&format!("{path}.secret_env"), text);
+                }
+            }
         }
     }
 
