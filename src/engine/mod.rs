@@ -30,6 +30,7 @@ pub mod run_owners;
 pub mod runner;
 pub mod runner_control;
 pub mod schedules;
+pub mod scoring;
 pub mod settings;
 pub mod state;
 pub mod structured_input;

@@ -74,9 +74,22 @@ pub struct Metrics {
     cost: Family<Counter>,
     retries: Family<Counter>,
     provider_requests: Family<RequestCounters>,
+    /// By agent and scorer, with a space between them.
+    scores: Family<ScoreCounters>,
     sse_clients: AtomicU64,
     /// In the order of [`DELIVERY_OUTCOMES`].
     deliveries: [Counter; DELIVERY_OUTCOMES.len()],
+}
+
+/// Why scorers skip runs, in the order of their counters.
+const SKIP_REASONS: [&str; 3] = ["budget", "removed", "not_scorable"];
+
+#[derive(Debug, Default)]
+struct ScoreCounters {
+    added: Counter,
+    failed: Counter,
+    /// In the order of [`SKIP_REASONS`].
+    skipped: [Counter; SKIP_REASONS.len()],
 }
 
 #[derive(Debug, Default)]
@@ -196,6 +209,7 @@ impl Default for Metrics {
             cost: Family::new(MAX_MODELS),
             retries: Family::new(MAX_PROVIDERS),
             provider_requests: Family::new(MAX_PROVIDERS),
+            scores: Family::new(MAX_AGENTS),
             sse_clients: AtomicU64::new(0),
             deliveries: Default::default(),
         }
@@ -225,6 +239,28 @@ impl Metrics {
         if let Some(duration) = duration {
             self.run_duration.with(agent, |it| it.observe(duration));
         }
+    }
+
+    /// A scorer has scored a run.
+    pub fn scored(&self, agent: &str, scorer: &str) {
+        self.score_counters(agent, scorer, |counters| counters.added.increment());
+    }
+
+    pub fn score_failed(&self, agent: &str, scorer: &str) {
+        self.score_counters(agent, scorer, |counters| counters.failed.increment());
+    }
+
+    /// Unknown reasons are not counted.
+    pub fn score_skipped(&self, agent: &str, scorer: &str, reason: &str) {
+        self.score_counters(agent, scorer, |counters| {
+            let reasons = SKIP_REASONS.iter().zip(&counters.skipped);
+            let counter = reasons.filter(|(known, _)| **known == reason);
+            counter.for_each(|(_, counter)| counter.increment());
+        });
+    }
+
+    fn score_counters(&self, agent: &str, scorer: &str, change: impl FnOnce(&ScoreCounters)) {
+        self.scores.with(&format!("{agent} {scorer}"), change);
     }
 
     pub fn child_started(&self, depth: u8) {
@@ -352,6 +388,7 @@ impl Metrics {
                 });
             },
         );
+        self.render_scores(encoder);
         encoder.gauge(
             "axed_runs_running",
             "Runs at work, roots and children.",
@@ -472,6 +509,57 @@ impl Metrics {
                 for (index, count) in self.child_runs.iter().enumerate() {
                     samples.sample(&[("depth", &(index + 1).to_string())], count.get());
                 }
+            },
+        );
+    }
+
+    fn render_scores(&self, encoder: &mut TextEncoder) {
+        let labels = |key: &str| {
+            let (agent, scorer) = key.split_once(' ').unwrap_or((key, key));
+            (agent.to_owned(), scorer.to_owned())
+        };
+        encoder.counters(
+            "axed_scores_total",
+            "Scores by scorers, by agent and scorer.",
+            |samples| {
+                samples.family(&self.scores, |samples, key, counters| {
+                    let (agent, scorer) = labels(key);
+                    samples.sample(
+                        &[("agent", &agent), ("scorer", &scorer)],
+                        counters.added.get(),
+                    );
+                });
+            },
+        );
+        encoder.counters(
+            "axed_scores_failed_total",
+            "Attempts of scorers that gave no score, by agent and scorer.",
+            |samples| {
+                samples.family(&self.scores, |samples, key, counters| {
+                    let (agent, scorer) = labels(key);
+                    samples.sample(
+                        &[("agent", &agent), ("scorer", &scorer)],
+                        counters.failed.get(),
+                    );
+                });
+            },
+        );
+        encoder.counters(
+            "axed_scores_skipped_total",
+            "Runs that a scorer was to score and did not, by agent, scorer and reason.",
+            |samples| {
+                samples.family(&self.scores, |samples, key, counters| {
+                    let (agent, scorer) = labels(key);
+                    let reasons = SKIP_REASONS.iter().zip(&counters.skipped);
+                    for (reason, count) in reasons.filter(|(_, count)| count.get() > 0) {
+                        let labels = [
+                            ("agent", &*agent),
+                            ("scorer", &*scorer),
+                            ("reason", *reason),
+                        ];
+                        samples.sample(&labels, count.get());
+                    }
+                });
             },
         );
     }

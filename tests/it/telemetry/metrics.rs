@@ -15,7 +15,7 @@ use crate::support::within_timeout;
 const QUICK: &str = "[retry]\ninitial_delay_ms = 1\nmax_delay_ms = 2";
 
 /// What the contract names, and of what type each is.
-const NAMES: [(&str, &str); 37] = [
+const NAMES: [(&str, &str); 40] = [
     ("axed_runs_total", "counter"),
     ("axed_runs_failed_total", "counter"),
     ("axed_runs_running", "gauge"),
@@ -31,6 +31,9 @@ const NAMES: [(&str, &str); 37] = [
     ("axed_cost_usd_total", "counter"),
     ("axed_provider_requests_total", "counter"),
     ("axed_provider_errors_total", "counter"),
+    ("axed_scores_total", "counter"),
+    ("axed_scores_failed_total", "counter"),
+    ("axed_scores_skipped_total", "counter"),
     ("axed_retries_total", "counter"),
     ("axed_child_runs_total", "counter"),
     ("axed_cancel_seconds", "histogram"),
