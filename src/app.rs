@@ -28,6 +28,8 @@ use crate::engine::record::journal::Journal;
 use crate::engine::recording::playback::Playbacks;
 use crate::engine::retention;
 use crate::engine::runner::Runner;
+use crate::engine::scoring::driver::ScoringDriver;
+use crate::engine::scoring::perform::Scorers;
 use crate::engine::settings::{HistoryLimits, Settings};
 use crate::engine::state::broadcaster::EventBroadcaster;
 use crate::engine::state::period_budgets::PeriodBudgets;
@@ -36,6 +38,7 @@ use crate::settings::document::{Problem, ProblemKind};
 use crate::settings::known_keys::quote_key;
 use crate::settings::positions::Positions;
 use crate::settings::suggestion;
+use crate::signed_http::SignedHttp;
 use crate::standing_task;
 use crate::store::leadership::{self, Election};
 use crate::store::open;
@@ -67,6 +70,7 @@ pub struct Services {
     pub runner: Runner,
     /// Delivers webhooks while it is polled.
     webhook_sender: WebhookSender,
+    scoring: ScoringDriver,
     trace_exporter: TraceExporter,
     mcp: Arc<McpConnectionPool>,
     _watch: Option<Watch>,
@@ -190,10 +194,14 @@ impl Services {
             Arc::clone(runner.metrics()),
             leadership,
         );
+        let webhooks = &config.webhooks;
+        let http = SignedHttp::new(webhooks.guard(), webhooks.secret_env.clone());
+        let scoring = ScoringDriver::new(runner.clone(), Scorers::new(runner.clone(), http));
         let (store_tasks, store_tasks_guard) = start_store_tasks(config, &runner, election);
         Ok(Self {
             runner,
             webhook_sender,
+            scoring,
             trace_exporter,
             mcp,
             _watch: watch,
@@ -584,6 +592,7 @@ impl Daemon {
                 serve_metrics,
                 services.runner.serve_nodes(closing.clone()),
                 standing_task::run("The scheduler", &stop, |stop| state.scheduler.run(stop)),
+                standing_task::run("Scoring", &stop, |stop| services.scoring.run(stop)),
                 feeder.run(stop.clone())
             );
             stop_webhooks.cancel();

@@ -12,7 +12,7 @@ use tokio_util::task::TaskTracker;
 use crate::catalog::reload::Catalog;
 use crate::domain::counted::counted;
 use crate::domain::memory_entry::MemoryEntry;
-use crate::domain::run::{Run, RunId, Scope};
+use crate::domain::run::{self, Run, RunId, Scope};
 use crate::domain::usage::TreeUsage;
 use crate::engine::admission::acceptance::Acceptance;
 use crate::engine::admission::enter::{self, EnteredSession};
@@ -169,7 +169,13 @@ impl Runner {
     async fn admit(&self, mut request: RunRequest) -> Result<NewRoot, StartError> {
         let engine = &self.engine;
         self.check_accepting()?;
-        let PinnedRoot { agent, pinned } = prepare::resolve_agent(engine, &request).await?;
+        let PinnedRoot { mut agent, pinned } = prepare::resolve_agent(engine, &request).await?;
+        let is_marked = run::are_marks(&request.labels);
+        if is_marked {
+            let agent = Arc::make_mut(&mut agent);
+            agent.keeps_memory = true;
+            agent.settings.memory.enabled = false;
+        }
         let placement = placement::place(engine, &request, &agent)?;
         if request.playback.as_ref().is_none_or(|it| it.live.models) {
             prepare::check_provider(engine, &agent)?;
@@ -180,6 +186,7 @@ impl Runner {
         let warnings = prepare::check_prices(engine, &request, &agent, &period_budgets)?;
         let timeout = prepare::root_timeout(&engine.settings, &request, &agent);
         let webhooks = match request.playback {
+            None if is_marked => Vec::new(),
             None => webhook_events::for_run(&engine.settings, &request, &agent)?,
             // A test sends none.
             Some(_) => Vec::new(),
@@ -225,6 +232,7 @@ impl Runner {
                 request.session.as_deref(),
             ),
             node_labels: placement.labels,
+            keeps_memory: is_marked,
             ..Tree::new(request.owner, period_budgets, webhooks, keys)
         });
         tree.pin(pinned);
