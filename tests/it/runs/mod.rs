@@ -14,6 +14,7 @@ mod pause;
 mod run_loop;
 mod run_messages;
 mod run_search;
+mod scorers;
 mod scores;
 mod session_context;
 mod session_queue;
