@@ -26,6 +26,8 @@ use crate::store::usage::OTHER;
 
 /// Scores of one run.
 pub const MAX_RUN_SCORES: u32 = 1_000;
+/// How often a score is replaced: each time adds an event to the record, and a feedback link needs no key.
+pub const MAX_REPLACEMENTS: u32 = 1_000;
 /// Different agents, versions, labels and names under which the scores of one key are summed; later ones count as [`OTHER`].
 const MAX_SERIES: u32 = 10_000;
 
@@ -147,7 +149,7 @@ impl ScoreSeries {
 pub enum ScoreChange {
     Added,
     Replaced,
-    /// The run has [`MAX_RUN_SCORES`] others.
+    /// The run has [`MAX_RUN_SCORES`] others, or the score was replaced [`MAX_REPLACEMENTS`] times.
     TooMany,
     /// The run does not exist, or its tree has not ended.
     NotScorable,
@@ -161,6 +163,8 @@ pub struct Score {
     pub comment: Option<String>,
     pub turn: Option<u32>,
     pub at: Timestamp,
+    /// How often it was replaced.
+    pub replacements: u32,
 }
 
 /// Whether the run of a score exists, nothing is written to its tree any more, and its scoring has not ended.
@@ -258,7 +262,7 @@ const INSERT_FAILURE: &str = concat!(
     is_scorable!()
 );
 const DELETE: &str = "DELETE FROM scores WHERE run = :run AND name = :name AND author = :author";
-const LIST: &str = "SELECT name, author, value, label, comment, turn, at FROM scores WHERE run = :run ORDER BY name, author";
+const LIST: &str = "SELECT name, author, value, label, comment, turn, at, revision FROM scores WHERE run = :run ORDER BY name, author";
 const WEBHOOKS: &str = "SELECT webhook FROM runs WHERE id = :root";
 impl<E: Engine> ScoreRecords for E {
     fn add_score(&self, score: NewScore) -> BoxFuture<'_, StoreResult<ScoreChange>> {
@@ -458,6 +462,7 @@ fn score(row: &Row<'_>) -> StoreResult<Score> {
         comment: row.get("comment")?,
         turn: row.get("turn")?,
         at: row.get("at")?,
+        replacements: row.get("revision")?,
     })
 }
 

@@ -13,7 +13,9 @@ use crate::record::event::Origin;
 use crate::record::stored::{self, StoredEntries};
 use crate::store::StoreError;
 use crate::store::run_store::RunStore;
-use crate::store::scores::{NewScore, ScoreChange, ScoreKey, ScoreSeries, Scoring};
+use crate::store::scores::{
+    MAX_REPLACEMENTS, NewScore, Score, ScoreChange, ScoreKey, ScoreSeries, Scoring,
+};
 
 #[derive(Clone, Debug)]
 pub struct ScoreRequest {
@@ -40,6 +42,12 @@ pub async fn add(
             None => return Ok(ScoreChange::NotScorable),
         },
     };
+    let is_same = |it: &Score| it.name == request.name && it.author == request.author;
+    let earlier = store.scores(run.id).await?;
+    let earlier = earlier.iter().find(|it| is_same(it));
+    if earlier.is_some_and(|it| it.replacements >= MAX_REPLACEMENTS) {
+        return Ok(ScoreChange::TooMany);
+    }
     let at = now();
     let event = |replaced| EventKind::ScoreAdded {
         name: request.name.clone(),

@@ -18,7 +18,7 @@ use crate::domain::score::{MAX_COMMENT_CHARS, ScoreValue, is_score_name};
 use crate::domain::timestamp_text;
 use crate::engine::record::scores::ScoreRequest;
 use crate::store::score_sums::{ScoreDimension, ScoreQuery, ScoreRow};
-use crate::store::scores::{MAX_RUN_SCORES, Score, ScoreChange, ScoreKey};
+use crate::store::scores::{MAX_REPLACEMENTS, MAX_RUN_SCORES, Score, ScoreChange, ScoreKey};
 use crate::web::auth::Principal;
 use crate::web::error::{Problem, quote};
 use crate::web::extract::body::JsonBody;
@@ -233,6 +233,7 @@ async fn add(
         comment: request.comment,
         turn: request.turn,
         at: now(),
+        replacements: 0,
     };
     Ok(json_response(status, &ScoreView::new(id, score)))
 }
@@ -249,7 +250,7 @@ pub async fn score(
         ScoreChange::TooMany => Err(Problem::new(
             TooManyScores,
             format!(
-                "{} has {MAX_RUN_SCORES} scores; delete one, or replace one",
+                "{} has {MAX_RUN_SCORES} scores, or this one was replaced {MAX_REPLACEMENTS} times",
                 run.id
             ),
         )),

@@ -416,6 +416,10 @@ async fn a_feedback_link_scores_its_run_without_a_key_until_its_end() {
         .await
         .problem(404);
     app.get("/feedback/x").await.problem(404);
+    // Each score is an event: a link that anybody has does not fill the record.
+    app.database().execute("UPDATE scores SET revision = 1000");
+    let refused = app.post(&path, &json!({"value": true})).await;
+    assert!(refused.problem(409).contains("replaced 1000 times"));
     let scores = as_key(
         &app,
         "ada",
