@@ -14,6 +14,7 @@ use crate::domain::agent::client_additions::ClientAdditions;
 use crate::domain::agent::is_agent_name;
 use crate::domain::agent::overrides::{BudgetOverride, InvalidOverride, ParamsOverride};
 use crate::domain::agent::response_format::{FormatKind, ResponseFormat};
+use crate::domain::run::MARKS;
 use crate::engine::request::{Overrides, RunRequest, WebhookRequest};
 use crate::engine::state::provider_keys::Keys;
 use crate::engine::state::sessions::OnBusy;
@@ -340,6 +341,13 @@ pub fn check_labels(
         if key.is_empty() || key.chars().nth(MAX_LABEL_KEY).is_some() {
             let why = format!("a label's key has 1 to {MAX_LABEL_KEY} characters");
             return Err(Problem::invalid_field("/labels", why));
+        }
+        if MARKS.contains(&key.as_str()) {
+            let why = "marks the runs that scorers and evaluations start; choose another key";
+            return Err(Problem::invalid_field(
+                json_body::join_pointer("/labels", key),
+                why,
+            ));
         }
         if value.chars().nth(max_value).is_some() {
             let why = format!("a label's value has at most {max_value} characters");

@@ -136,7 +136,7 @@ async fn recorded_runs_become_cases_once() {
         json!({"input": "next", "session": "s"}),
         json!({"input": "as JSON", "response_format": {"type": "json_object"}}),
         json!({"input": [picture_part(PNG)]}),
-        json!({"input": "judge", "labels": {"scorer": "grounded"}}),
+        json!({"input": "judge", "labels": {"by": "a-judge"}}),
         json!({"input": "fails"}),
         json!({}),
     ];
@@ -144,6 +144,9 @@ async fn recorded_runs_become_cases_once() {
     for body in bodies {
         ids.push(app.run_with("solo", body).await.id().to_owned());
     }
+    // As that of a judge, which no client can start.
+    let mark = "UPDATE runs SET labels = '{\"scorer\":\"solo/x\"}' WHERE labels LIKE '%a-judge%'";
+    app.database().execute(mark);
 
     let url = app.daemon.url.clone();
     let server = ["--server", url.as_str()];

@@ -186,16 +186,12 @@ async fn samples_money_and_removed_scorers_leave_runs_unscored() {
     app.get_until("/metrics", |got| got.text.contains(line))
         .await;
     assert_eq!(judges(&app).await.len(), 0);
-    // A run with a mark is not scored.
-    let marked = app
-        .run_with(
-            "solo",
-            json!({"input": "go", "labels": {"evaluation": "x"}}),
-        )
-        .await;
-    let other = app.run("solo", "go").await;
-    scores(&app, other.id(), 1).await;
-    assert_eq!(scores(&app, marked.id(), 0).await.len(), 0);
+    // A client cannot mark its runs, and so keep them from scorers and webhooks.
+    for mark in ["scorer", "evaluation"] {
+        let body = json!({"input": "go", "labels": {mark: "x"}});
+        let refused = app.post("/agents/solo/runs", &body).await;
+        assert!(refused.problem(422).contains(&format!("/labels/{mark}")));
+    }
 }
 
 #[tokio::test]
