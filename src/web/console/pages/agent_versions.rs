@@ -84,7 +84,7 @@ fn bar(name: &str, scores: &ScoreSummary) -> Markup {
     html! {
         div.line {
             @if let Some(mean) = mean.filter(|mean| (0.0..=1.0).contains(mean)) {
-                meter min="0" max="1" value=(mean) aria-label=(name) {}
+                meter min="0" max="1" value=(mean) aria-label=(name) {} " "
             }
             span { (parts::score(name, scores)) " " span.muted.small { (counted(scores.n(), "score")) } }
         }

@@ -149,8 +149,8 @@ fn score(path: &str) -> Markup {
     html! {
         form.inline.needs-scripts data-post=(path) data-then="reload" {
             input type="hidden" name="name" value="thumbs";
-            button type="submit" name="value" value="true" data-type="json" title="Good" aria-label="Score: good" { "👍" }
-            button type="submit" name="value" value="false" data-type="json" title="Bad" aria-label="Score: bad" { "👎" }
+            button type="submit" name="value" value="true" data-type="json" title="A thumb up: the score thumbs is 1" { "Good" }
+            button type="submit" name="value" value="false" data-type="json" title="A thumb down: the score thumbs is 0" { "Bad" }
             span.error role="alert" {}
         }
         details.menu #score data-keep {
