@@ -25,11 +25,8 @@ use crate::domain::agent::is_agent_name;
 use crate::domain::content::{Content, Part};
 use crate::domain::counted::counted;
 use crate::domain::dataset::{self, CheckRequest, DatasetError};
-use crate::domain::run::{RunId, Status};
+use crate::domain::run::{MARKS, RunId, Status};
 use crate::store::open;
-
-/// Labels of runs that axed starts to judge others.
-const MARKS: [&str; 2] = ["scorer", "evaluation"];
 
 #[derive(Debug, clap::Args)]
 #[command(
