@@ -232,6 +232,12 @@ pub fn normalize_host(host: &str) -> String {
     }
 }
 
+/// The host of a URL as [`normalize_host`] spells it; empty if it has none.
+pub fn host_of(url: &str) -> String {
+    let url = parse_url(url).ok();
+    normalize_host(url.as_ref().and_then(Url::host_str).unwrap_or_default())
+}
+
 /// Whether an address belongs to the public internet. False for everything in IANA's special-purpose registries
 /// (iana.org/assignments/iana-ipv4-special-registry, and -ipv6-).
 pub fn is_public(address: IpAddr) -> bool {

@@ -104,11 +104,9 @@ impl<E: Engine> PushConfigs for E {
         run: RunId,
         config: PushConfig,
     ) -> BoxFuture<'_, Result<bool, StoreError>> {
-        let url = ssrf::parse_url(&config.url).ok();
-        let host = url.as_ref().and_then(|url| url.host_str());
         let ended = values! {
             ":delivery": DeliveryId::new().0,
-            ":host": ssrf::normalize_host(host.unwrap_or_default()),
+            ":host": ssrf::host_of(&config.url),
             ":url": free_text(config.url.clone()),
             ":id": free_text(config.id.clone()),
             ":run": run,

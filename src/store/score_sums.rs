@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use futures_util::future::BoxFuture;
+use jiff::Timestamp;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
-use jiff::{SignedDuration, Timestamp};
 
+use crate::domain::calendar::{QUARTERS_PER_DAY, quarter_from, quarter_of, quarter_start};
 use crate::domain::glob::Matcher;
 use crate::domain::score::{Moments, ScoreSummary};
 use crate::store::changes::Changes;
@@ -18,7 +19,6 @@ use crate::store::sql::value::{params, values};
 
 /// Groups of one report.
 pub const MAX_GROUPS: usize = 10_000;
-const DAY_SECONDS: i64 = 86_400;
 /// Sums that one step of a trim removes.
 const TRIM_ROWS: u32 = 1_000;
 
@@ -141,7 +141,9 @@ async fn report(db: &Reader, query: &ScoreQuery) -> StoreResult<ScoreReport> {
                 ScoreDimension::Name => Some(name.clone()),
                 ScoreDimension::Label(key) => labels.get(key).cloned(),
                 ScoreDimension::Day => {
-                    day = start_of(row.get("day")?).map(|it| it.to_zoned(TimeZone::UTC).date());
+                    let number: i64 = row.get("day")?;
+                    let start = quarter_start(number.saturating_mul(QUARTERS_PER_DAY));
+                    day = Some(start.to_zoned(TimeZone::UTC).date());
                     continue;
                 }
             });
@@ -176,19 +178,12 @@ async fn report(db: &Reader, query: &ScoreQuery) -> StoreResult<ScoreReport> {
 
 /// The number of the day that contains this time, counted from 1970.
 fn day_of(time: Timestamp) -> i64 {
-    time.as_second().div_euclid(DAY_SECONDS)
+    quarter_of(time).div_euclid(QUARTERS_PER_DAY)
 }
 
 /// The first day that does not begin before this time.
 fn day_from(time: Timestamp) -> i64 {
-    let day = day_of(time);
-    day + i64::from(start_of(day).is_some_and(|start| start < time))
-}
-
-fn start_of(day: i64) -> Option<Timestamp> {
-    Timestamp::UNIX_EPOCH
-        .checked_add(SignedDuration::from_secs(day.saturating_mul(DAY_SECONDS)))
-        .ok()
+    -(-quarter_from(time)).div_euclid(QUARTERS_PER_DAY)
 }
 
 /// A number is summed in parts of six digits: see `store/scores`.

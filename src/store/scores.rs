@@ -396,15 +396,13 @@ fn add(score: NewScore) -> Changes {
         .and(ADD_TO_SUMS, key.clone());
     let has_deliveries = !score.deliveries.is_empty();
     for delivery in score.deliveries {
-        let url = ssrf::parse_url(&delivery.webhook.url).ok();
-        let host = url.as_ref().and_then(|url| url.host_str());
         changes = changes.and(
             INSERT_DELIVERY,
             values! {
                 ":delivery": delivery.id.0,
                 ":run": score.key.run,
                 ":event": delivery.event,
-                ":host": ssrf::normalize_host(host.unwrap_or_default()),
+                ":host": ssrf::host_of(&delivery.webhook.url),
                 ":url": free_text(delivery.webhook.url.clone()),
                 ":secret_env": delivery.webhook.secret_env.clone(),
                 ":body": free_text(delivery.body),

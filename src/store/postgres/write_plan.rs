@@ -195,7 +195,7 @@ fn delivery_values(run: RunId, delivery: &NewDelivery) -> [NamedValue<'_>; 9] {
         ":id": delivery.id.0,
         ":run": run,
         ":event": delivery.event,
-        ":host": host(&webhook.url),
+        ":host": ssrf::host_of(&webhook.url),
         ":url": free_text(&webhook.url),
         ":secret_env": webhook.secret_env.as_deref(),
         ":body": free_text(&delivery.body),
@@ -215,7 +215,7 @@ pub fn insert_notification(
         ":id": DeliveryId::new().0,
         ":run": run,
         ":event": event.name.as_str(),
-        ":host": host(&String::from_utf8_lossy(&url)),
+        ":host": ssrf::host_of(&String::from_utf8_lossy(&url)),
         ":url": url,
         ":secret_env": None::<&str>,
         ":body": free_text(""),
@@ -223,10 +223,4 @@ pub fn insert_notification(
         ":push": config,
     };
     Query::new(Sql::InsertDelivery, values.into())
-}
-
-fn host(url: &str) -> String {
-    let parsed = ssrf::parse_url(url).ok();
-    let host = parsed.as_ref().and_then(|url| url.host_str());
-    ssrf::normalize_host(host.unwrap_or_default())
 }

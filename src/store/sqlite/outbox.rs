@@ -14,13 +14,11 @@ pub fn insert(
     delivery: &NewDelivery,
 ) -> rusqlite::Result<usize> {
     let webhook = &delivery.webhook;
-    let url = ssrf::parse_url(&webhook.url).ok();
-    let host = url.as_ref().and_then(|url| url.host_str());
     sql.insert_delivery.execute(named_params! {
         ":id": delivery.id.0.as_bytes(),
         ":run": rows::id_bytes(&run),
         ":event": delivery.event,
-        ":host": ssrf::normalize_host(host.unwrap_or_default()),
+        ":host": ssrf::host_of(&webhook.url),
         ":url": webhook.url,
         ":secret_env": webhook.secret_env,
         ":body": delivery.body,

@@ -39,13 +39,11 @@ fn insert_delivery(
     url: &str,
     event: NotifiedEvent,
 ) -> rusqlite::Result<usize> {
-    let parsed = ssrf::parse_url(url).ok();
-    let host = parsed.as_ref().and_then(|url| url.host_str());
     sql.insert_push_delivery.execute(named_params! {
         ":id": DeliveryId::new().0.as_bytes(),
         ":run": rows::id_bytes(&run),
         ":event": event.name.as_str(),
-        ":host": ssrf::normalize_host(host.unwrap_or_default()),
+        ":host": ssrf::host_of(url),
         ":url": url,
         ":created_at": event.time.as_millisecond(),
         ":push": config,
