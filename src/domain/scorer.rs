@@ -50,6 +50,29 @@ pub enum ScorerKind {
     },
 }
 
+/// Why a scorer does not score a run that it was to score.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Skip {
+    /// The runs of the scorer have cost what they may in a day.
+    Budget,
+    /// The agent has no such scorer any more.
+    Removed,
+    /// The run did not end so that the scorer can score it.
+    NotScorable,
+}
+
+impl Skip {
+    pub const ALL: [Self; 3] = [Self::Budget, Self::Removed, Self::NotScorable];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Budget => "budget",
+            Self::Removed => "removed",
+            Self::NotScorable => "not_scorable",
+        }
+    }
+}
+
 impl Scorer {
     /// Whether the run is in its sample. Each sample contains the smaller ones.
     pub fn takes(&self, run: RunId) -> bool {

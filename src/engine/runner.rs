@@ -68,6 +68,9 @@ use crate::store::run_store::RunStore;
 use crate::store::{QueueEntry, StoreError};
 use crate::telemetry::metrics::Metrics;
 
+/// How long one look at a run waits for its end.
+const MAX_WAIT: Duration = Duration::from_secs(3600);
+
 /// Cheap to clone.
 #[derive(Clone)]
 pub struct Runner {
@@ -401,6 +404,16 @@ impl Runner {
     /// Returns what the run would be. Sends nothing to a model and needs no key.
     pub async fn dry_run(&self, request: RunRequest) -> Result<DryRun, StartError> {
         dry_run::dry_run(&self.engine, request).await
+    }
+
+    /// Waits until the run is terminal, however long that takes; `None` if there is no such run.
+    pub async fn wait_until_ended(&self, id: RunId) -> Result<Option<Arc<Run>>, StoreError> {
+        loop {
+            match self.wait(id, MAX_WAIT).await? {
+                Some(run) if !run.status.is_terminal() => {}
+                ended => return Ok(ended),
+            }
+        }
     }
 
     /// Waits until the run is terminal, at most for `timeout`, and returns its record; `None` if there is no such run.

@@ -12,6 +12,7 @@ use jiff::Timestamp;
 
 use crate::domain::failure::FailureCode;
 use crate::domain::run::{HARD_MAX_DEPTH, Outcome, Status, now};
+use crate::domain::scorer::Skip;
 use crate::domain::usage::{Cost, TokenUsage};
 use crate::instruments::{CallCounters, Counter, Family, Histogram, OTHER_LABEL};
 use crate::telemetry::log_queue;
@@ -81,15 +82,14 @@ pub struct Metrics {
     deliveries: [Counter; DELIVERY_OUTCOMES.len()],
 }
 
-/// Why scorers skip runs, in the order of their counters.
-const SKIP_REASONS: [&str; 3] = ["budget", "removed", "not_scorable"];
+type ScoreCounter = fn(&ScoreCounters) -> &Counter;
 
 #[derive(Debug, Default)]
 struct ScoreCounters {
     added: Counter,
     failed: Counter,
-    /// In the order of [`SKIP_REASONS`].
-    skipped: [Counter; SKIP_REASONS.len()],
+    /// In the order of [`Skip::ALL`].
+    skipped: [Counter; Skip::ALL.len()],
 }
 
 #[derive(Debug, Default)]
@@ -250,12 +250,9 @@ impl Metrics {
         self.score_counters(agent, scorer, |counters| counters.failed.increment());
     }
 
-    /// Unknown reasons are not counted.
-    pub fn score_skipped(&self, agent: &str, scorer: &str, reason: &str) {
+    pub fn score_skipped(&self, agent: &str, scorer: &str, skip: Skip) {
         self.score_counters(agent, scorer, |counters| {
-            let reasons = SKIP_REASONS.iter().zip(&counters.skipped);
-            let counter = reasons.filter(|(known, _)| **known == reason);
-            counter.for_each(|(_, counter)| counter.increment());
+            counters.skipped[skip as usize].increment();
         });
     }
 
@@ -514,48 +511,43 @@ impl Metrics {
     }
 
     fn render_scores(&self, encoder: &mut TextEncoder) {
-        let labels = |key: &str| {
+        let names = |key: &str| {
             let (agent, scorer) = key.split_once(' ').unwrap_or((key, key));
             (agent.to_owned(), scorer.to_owned())
         };
-        encoder.counters(
-            "axed_scores_total",
-            "Scores by scorers, by agent and scorer.",
-            |samples| {
+        let totals: [(&str, &str, ScoreCounter); 2] = [
+            (
+                "axed_scores_total",
+                "Scores by scorers, by agent and scorer.",
+                |counters| &counters.added,
+            ),
+            (
+                "axed_scores_failed_total",
+                "Attempts of scorers that gave no score, by agent and scorer.",
+                |counters| &counters.failed,
+            ),
+        ];
+        for (name, help, counter) in totals {
+            encoder.counters(name, help, |samples| {
                 samples.family(&self.scores, |samples, key, counters| {
-                    let (agent, scorer) = labels(key);
-                    samples.sample(
-                        &[("agent", &agent), ("scorer", &scorer)],
-                        counters.added.get(),
-                    );
+                    let (agent, scorer) = names(key);
+                    let labels = [("agent", &*agent), ("scorer", &*scorer)];
+                    samples.sample(&labels, counter(counters).get());
                 });
-            },
-        );
-        encoder.counters(
-            "axed_scores_failed_total",
-            "Attempts of scorers that gave no score, by agent and scorer.",
-            |samples| {
-                samples.family(&self.scores, |samples, key, counters| {
-                    let (agent, scorer) = labels(key);
-                    samples.sample(
-                        &[("agent", &agent), ("scorer", &scorer)],
-                        counters.failed.get(),
-                    );
-                });
-            },
-        );
+            });
+        }
         encoder.counters(
             "axed_scores_skipped_total",
             "Runs that a scorer was to score and did not, by agent, scorer and reason.",
             |samples| {
                 samples.family(&self.scores, |samples, key, counters| {
-                    let (agent, scorer) = labels(key);
-                    let reasons = SKIP_REASONS.iter().zip(&counters.skipped);
+                    let (agent, scorer) = names(key);
+                    let reasons = Skip::ALL.iter().zip(&counters.skipped);
                     for (reason, count) in reasons.filter(|(_, count)| count.get() > 0) {
                         let labels = [
                             ("agent", &*agent),
                             ("scorer", &*scorer),
-                            ("reason", *reason),
+                            ("reason", reason.as_str()),
                         ];
                         samples.sample(&labels, count.get());
                     }

@@ -1,24 +1,15 @@
 //! Waits for the end of a run of a test.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::domain::failure::FailureCode;
 use crate::domain::run::Run;
 use crate::engine::runner::Runner;
 
-/// How long one look at a run waits for its end.
-const WAIT: Duration = Duration::from_secs(3600);
-
 pub async fn wait(runner: &Runner, run: &Run) -> Result<Arc<Run>, String> {
-    loop {
-        match runner.wait(run.id, WAIT).await {
-            Ok(Some(run)) if run.status.is_terminal() => return Ok(run),
-            Ok(Some(_)) => {}
-            Ok(None) => return Err(format!("{} is gone", run.id)),
-            Err(error) => return Err(error.to_string()),
-        }
-    }
+    let ended = runner.wait_until_ended(run.id).await;
+    let ended = ended.map_err(|error| error.to_string())?;
+    ended.ok_or_else(|| format!("{} is gone", run.id))
 }
 
 /// The error of the provider that the run failed with.

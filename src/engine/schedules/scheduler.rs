@@ -30,8 +30,6 @@ const MAX_SLEEP: Duration = Duration::from_secs(10);
 const REMOVAL_DELAY: Duration = Duration::from_secs(5);
 /// When a start is tried again that the store or a full queue prevented.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
-/// How long one wait for the end of a run takes at most.
-const MAX_WAIT: Duration = Duration::from_secs(3600);
 /// How long the idempotency key of a time is kept, unless its run is deleted before.
 const CLAIM_RETENTION: SignedDuration = SignedDuration::from_hours(400 * 24);
 
@@ -541,8 +539,7 @@ fn claim_key(id: &ScheduleId, at: Timestamp) -> IdempotencyKey {
 
 async fn wait_for_end(runner: Runner, id: RunId) -> RunId {
     loop {
-        match runner.wait(id, MAX_WAIT).await {
-            Ok(Some(run)) if !run.status.is_terminal() => {}
+        match runner.wait_until_ended(id).await {
             Ok(_) => return id,
             Err(StoreError::Closed) => return std::future::pending().await,
             Err(_) => {}

@@ -14,7 +14,7 @@ use tracing::warn;
 
 use crate::domain::run::{Run, now};
 use crate::domain::score::SCORER_PREFIX;
-use crate::domain::scorer::{Scorer, ScorerKind};
+use crate::domain::scorer::{Scorer, ScorerKind, Skip};
 use crate::engine::record::scores::{self, ScoreRequest};
 use crate::engine::runner::Runner;
 use crate::engine::scoring::perform::{Scored, ScorerError, Scorers, Verdict};
@@ -33,26 +33,6 @@ const MAX_ATTEMPTS: u32 = 6;
 const FIRST_RETRY: Duration = Duration::from_secs(5);
 /// How long the idempotency key of a judge's run is kept.
 const CLAIM_RETENTION: SignedDuration = SignedDuration::from_hours(400 * 24);
-
-/// Why a run is not scored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Skip {
-    Budget,
-    /// The agent has no such scorer any more.
-    Removed,
-    /// It did not end so that the scorer can score it.
-    NotScorable,
-}
-
-impl Skip {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Budget => "budget",
-            Self::Removed => "removed",
-            Self::NotScorable => "not_scorable",
-        }
-    }
-}
 
 enum Outcome {
     Scored,
@@ -200,7 +180,7 @@ impl ScoringDriver {
             .and_then(|it| it.agent.as_ref());
         let scorer = agent.and_then(|it| it.scorers.iter().find(|it| it.name == scoring.scorer));
         let skip = |skip: Skip| {
-            metrics.score_skipped(&run.agent, &scoring.scorer, skip.as_str());
+            metrics.score_skipped(&run.agent, &scoring.scorer, skip);
             Ok(Outcome::Skipped)
         };
         let Some(scorer) = scorer else {

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::Deserialize;
@@ -28,9 +27,6 @@ use crate::signed_http::SignedHttp;
 use crate::store::events::{self, EventQuery};
 use crate::store::run_store::RunStore;
 use crate::store::{IdempotencyClaim, StoreError};
-
-/// How long one wait for the end of a judge's run takes at most.
-const MAX_WAIT: Duration = Duration::from_secs(3600);
 
 /// What a scorer looks at.
 pub struct Scored<'a> {
@@ -159,7 +155,12 @@ impl Scorers {
             ) => return Err(ScorerError::Unavailable(error.to_string())),
             Err(error) => return Err(ScorerError::Failed(format!("{agent}: {error}"))),
         };
-        let judge = self.wait_for_end(judge).await?;
+        let gone = || ScorerError::Failed(format!("{judge}, the judge's run, was deleted"));
+        let judge = self
+            .runner
+            .wait_until_ended(judge)
+            .await?
+            .ok_or_else(gone)?;
         let Some(answer) = &judge.content else {
             let why = judge.error.as_ref().map(|error| error.message.as_str());
             let why = why
@@ -177,20 +178,6 @@ impl Scorers {
             );
             ScorerError::Failed(why)
         })
-    }
-
-    async fn wait_for_end(&self, id: RunId) -> Result<Arc<Run>, ScorerError> {
-        loop {
-            match self.runner.wait(id, MAX_WAIT).await? {
-                Some(run) if run.status.is_terminal() => return Ok(run),
-                Some(_) => {}
-                None => {
-                    return Err(ScorerError::Failed(format!(
-                        "{id}, the judge's run, was deleted"
-                    )));
-                }
-            }
-        }
     }
 
     async fn ask(
