@@ -6,6 +6,7 @@ pub mod attachment;
 pub mod batch;
 pub mod calendar;
 pub mod chat_session;
+pub mod comparison;
 pub mod content;
 pub mod context;
 pub mod counted;
