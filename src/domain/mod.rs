@@ -16,6 +16,7 @@ pub mod event;
 pub mod excerpt;
 pub mod expect;
 pub mod failure;
+pub mod gate;
 pub mod glob;
 pub mod http_placement;
 pub mod http_tool;
