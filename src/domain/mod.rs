@@ -42,6 +42,7 @@ pub mod schedule;
 pub mod score;
 pub mod scorer;
 pub mod search_text;
+pub mod sequential;
 pub mod service;
 pub mod skill;
 pub mod stack;
