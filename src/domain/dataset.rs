@@ -84,9 +84,20 @@ pub fn parse(bytes: &[u8], check: &CheckRequest<'_>) -> Result<Vec<Case>, Vec<Da
     }
     // Editors on Windows write a byte order mark, which has no meaning.
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
+    parse_lines(bytes.split(|byte| *byte == b'\n'), check)
+}
+
+/// As [`parse`], of cases that are lines already.
+///
+/// # Errors
+/// Those of [`parse`].
+pub fn parse_lines<'l>(
+    lines: impl Iterator<Item = &'l [u8]>,
+    check: &CheckRequest<'_>,
+) -> Result<Vec<Case>, Vec<DatasetError>> {
     let (mut cases, mut errors) = (Vec::new(), Vec::new());
     let mut lines_by_id = HashMap::new();
-    for (index, line) in bytes.split(|byte| *byte == b'\n').enumerate() {
+    for (index, line) in lines.enumerate() {
         let number = index + 1;
         let line = line.trim_ascii();
         if line.is_empty() {

@@ -113,6 +113,11 @@ impl Gate {
         }
     }
 
+    /// Whether it compares the new version with an old one.
+    pub fn needs_old_version(&self) -> bool {
+        !matches!(self.measure, Measure::Mean(_) | Measure::DivergedShare)
+    }
+
     pub fn check(&self, measures: &Measures) -> GateOutcome {
         let (held, actual, why) = match self.actual(measures) {
             Ok(actual) => {
@@ -131,7 +136,7 @@ impl Gate {
 
     /// What is compared with the bound, or why there is nothing to compare.
     fn actual(&self, measures: &Measures) -> Result<f64, String> {
-        if !measures.has_old && !matches!(self.measure, Measure::Mean(_) | Measure::DivergedShare) {
+        if !measures.has_old && self.needs_old_version() {
             return Err("there is no old version to compare with".to_owned());
         }
         let scorer = |name: &String| {

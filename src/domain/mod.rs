@@ -12,6 +12,7 @@ pub mod context;
 pub mod counted;
 pub mod cron;
 pub mod dataset;
+pub mod evaluation;
 pub mod event;
 pub mod excerpt;
 pub mod expect;

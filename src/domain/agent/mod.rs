@@ -14,6 +14,7 @@ use crate::domain::agent::client_additions::{ClientAdditions, ClientTool};
 use crate::domain::agent::model_ref::{ModelName, ModelRef};
 use crate::domain::agent::params::{Effort, Params, check_extra_keys};
 use crate::domain::agent::retry::Retry;
+use crate::domain::agent::tool_use::ToolUse;
 use crate::domain::attachment::Digest;
 use crate::domain::context::ContextSettings;
 use crate::domain::http_tool::{HttpTool, HttpToolView};
@@ -43,6 +44,7 @@ pub mod overrides;
 pub mod params;
 pub mod response_format;
 pub mod retry;
+pub mod tool_use;
 
 /// The most turns of a run, and the default.
 pub const MAX_TURNS: u32 = 50;
@@ -267,6 +269,9 @@ pub struct Agent {
     /// Whether the tree of this root adds nothing to the memory of agents.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keeps_memory: bool,
+    /// What the tree of this root, which an evaluation has started, does with calls of tools.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evaluation: Option<ToolUse>,
     /// The digest of the recorded definitions in which the tree of this root calls other agents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pinned_agents: Option<Digest>,
