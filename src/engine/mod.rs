@@ -11,6 +11,7 @@ pub mod control;
 pub mod conversation;
 pub mod delete_at_end;
 pub mod dry_run;
+pub mod evals;
 pub mod fork;
 pub mod gauges;
 pub mod history;

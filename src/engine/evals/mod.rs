@@ -1,0 +1,3 @@
+//! Evaluations: what their runs are, and what all of them show.
+
+pub mod plan;
