@@ -81,6 +81,12 @@ tables! {
     }
     link_secret { Int: id; Bytes: secret; }
     batch_lines { Id: batch run; Int: line; FreeText: body problem; }
+    evals {
+        Id: id; Text: owner agent state; Int: planned ended spent created_at finished_at;
+        FreeText: request definitions reason result;
+    }
+    eval_cases { Id: eval source; Int: number; FreeText: id request expected; }
+    eval_runs { Id: eval run; Int: number repetition version; FreeText: ending; }
 }
 
 impl Table {

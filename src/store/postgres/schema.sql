@@ -329,6 +329,42 @@ CREATE TABLE batch_lines (
   problem bytea,
   PRIMARY KEY (batch, line)
 );
+-- Evaluations, their cases, and the runs of these that have started. Cases without an evaluation are those of a request that ended
+-- early. `result` and `ending` are JSON; `reason` is also there while an evaluation is to be cancelled.
+CREATE TABLE evals (
+  id uuid NOT NULL PRIMARY KEY,
+  owner text COLLATE "C",
+  agent text COLLATE "C" NOT NULL,
+  request bytea NOT NULL,
+  definitions bytea NOT NULL,
+  state text NOT NULL,
+  planned bigint NOT NULL,
+  ended bigint NOT NULL,
+  spent bigint NOT NULL,
+  created_at bigint NOT NULL,
+  finished_at bigint,
+  reason bytea,
+  result bytea
+);
+CREATE INDEX evals_unfinished ON evals (id) WHERE finished_at IS NULL;
+CREATE TABLE eval_cases (
+  eval uuid NOT NULL,
+  number bigint NOT NULL,
+  id bytea NOT NULL,
+  request bytea NOT NULL,
+  expected bytea,
+  source uuid,
+  PRIMARY KEY (eval, number)
+);
+CREATE TABLE eval_runs (
+  eval uuid NOT NULL,
+  number bigint NOT NULL,
+  repetition bigint NOT NULL,
+  version bigint NOT NULL,
+  run uuid,
+  ending bytea,
+  PRIMARY KEY (eval, number, repetition, version)
+);
 CREATE TABLE sessions (
   owner text COLLATE "C" NOT NULL,
   name bytea NOT NULL,

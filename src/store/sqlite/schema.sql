@@ -276,6 +276,42 @@ CREATE TABLE batch_lines (
   problem TEXT,
   UNIQUE (batch, line)
 );
+-- Evaluations, their cases, and the runs of these that have started. Cases without an evaluation are those of a request that ended
+-- early. `result` and `ending` are JSON; `reason` is also there while an evaluation is to be cancelled.
+CREATE TABLE evals (
+  id BLOB NOT NULL PRIMARY KEY,
+  owner TEXT,
+  agent TEXT NOT NULL,
+  request TEXT NOT NULL,
+  definitions TEXT NOT NULL,
+  state TEXT NOT NULL,
+  planned INTEGER NOT NULL,
+  ended INTEGER NOT NULL,
+  spent INTEGER NOT NULL,
+  created_at INTEGER NOT NULL,
+  finished_at INTEGER,
+  reason TEXT,
+  result TEXT
+) WITHOUT ROWID;
+CREATE INDEX evals_unfinished ON evals (id) WHERE finished_at IS NULL;
+CREATE TABLE eval_cases (
+  eval BLOB NOT NULL,
+  number INTEGER NOT NULL,
+  id TEXT NOT NULL,
+  request TEXT NOT NULL,
+  expected TEXT,
+  source BLOB,
+  PRIMARY KEY (eval, number)
+) WITHOUT ROWID;
+CREATE TABLE eval_runs (
+  eval BLOB NOT NULL,
+  number INTEGER NOT NULL,
+  repetition INTEGER NOT NULL,
+  version INTEGER NOT NULL,
+  run BLOB,
+  ending TEXT,
+  PRIMARY KEY (eval, number, repetition, version)
+) WITHOUT ROWID;
 -- `scores` has one row for each run, name and author, who is empty without keys. `value` is in billionths, and null of a label;
 -- `revision` counts how often it was replaced; `series` is null if it is not counted. `score_sums` has the counted ones by the
 -- day (of 1970, in UTC) on which the root was accepted: how many, and their sums and sums of squares, in parts of six digits
