@@ -192,7 +192,10 @@ async fn trim_usage(
         return Ok(());
     };
     let mut step_started = Instant::now();
-    while store.trim_usage(before).await? || store.trim_scores(before).await? {
+    while store.trim_usage(before).await?
+        || store.trim_scores(before).await?
+        || store.trim_evals(before).await?
+    {
         throttle(&mut step_started).await;
     }
     Ok(())

@@ -29,6 +29,7 @@ pub mod due_walk;
 pub mod duties;
 pub mod encoding;
 pub mod engine;
+pub mod evals;
 pub mod events;
 pub mod leadership;
 pub mod link_secret;

@@ -8,6 +8,7 @@ use crate::store::approvals::ApprovalIndex;
 use crate::store::batches::BatchRecords;
 use crate::store::changed_runs::ChangedRuns;
 use crate::store::cluster::Cluster;
+use crate::store::evals::EvalRecords;
 use crate::store::events::EventLog;
 use crate::store::link_secret::LinkSecrets;
 use crate::store::memories::MemoryRecords;
@@ -36,6 +37,7 @@ pub trait RunStore:
     + ScoreRecords
     + ScoreSums
     + BatchRecords
+    + EvalRecords
     + ChangedRuns
     + PushConfigs
     + MemoryRecords

@@ -2,11 +2,13 @@
 //! between two commits. It can also lose the answer of a commit, and fail reads.
 
 use std::collections::HashSet;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use axed::domain::attachment::{Blobs, Digest};
 use axed::domain::batch::{Batch, BatchCounts, BatchId, BatchLine};
+use axed::domain::evaluation::{EvalCase, EvalDefinition, EvalId, EvalRun, Evaluation};
 use axed::domain::event::StoredEvent;
 use axed::domain::run::{Run, RunId, Status};
 use axed::domain::run_ref::IdPart;
@@ -19,6 +21,7 @@ use axed::store::batches::{
     BatchChange, BatchKey, BatchQuery, BatchRecords, LineQuery, UnusedBatches,
 };
 use axed::store::changed_runs::{ChangedPage, ChangedQuery, ChangedRuns};
+use axed::store::evals::{EvalChange, EvalQuery, EvalRecords};
 use axed::store::events::{EventLog, EventQuery};
 use axed::store::link_secret::{LinkSecret, LinkSecrets};
 use axed::store::memories::{
@@ -359,6 +362,79 @@ impl ScoreSums for CrashingStore {
 
     fn trim_scores(&self, before: Timestamp) -> BoxFuture<'_, Result<bool, StoreError>> {
         self.inner.trim_scores(before)
+    }
+}
+
+impl EvalRecords for CrashingStore {
+    fn add_eval_cases(&self, a: EvalId, b: Vec<EvalCase>) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.inner.add_eval_cases(a, b)
+    }
+
+    fn accept_eval(
+        &self,
+        a: Evaluation,
+        b: Vec<EvalDefinition>,
+    ) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.inner.accept_eval(a, b)
+    }
+
+    fn eval(&self, a: EvalId) -> BoxFuture<'_, Result<Option<Evaluation>, StoreError>> {
+        self.inner.eval(a)
+    }
+
+    fn eval_definitions(
+        &self,
+        a: EvalId,
+    ) -> BoxFuture<'_, Result<Vec<EvalDefinition>, StoreError>> {
+        self.inner.eval_definitions(a)
+    }
+
+    fn evals(&self, a: EvalQuery) -> BoxFuture<'_, Result<Vec<Evaluation>, StoreError>> {
+        self.inner.evals(a)
+    }
+
+    fn unfinished_evals(&self) -> BoxFuture<'_, Result<Vec<Evaluation>, StoreError>> {
+        self.inner.unfinished_evals()
+    }
+
+    fn eval_cases(
+        &self,
+        a: EvalId,
+        b: Range<u32>,
+    ) -> BoxFuture<'_, Result<Vec<EvalCase>, StoreError>> {
+        self.inner.eval_cases(a, b)
+    }
+
+    fn eval_case_ids(&self, a: EvalId) -> BoxFuture<'_, Result<Vec<String>, StoreError>> {
+        self.inner.eval_case_ids(a)
+    }
+
+    fn eval_runs(
+        &self,
+        a: EvalId,
+        b: Range<u32>,
+    ) -> BoxFuture<'_, Result<Vec<EvalRun>, StoreError>> {
+        self.inner.eval_runs(a, b)
+    }
+
+    fn change_eval(&self, a: EvalId, b: EvalChange) -> BoxFuture<'_, Result<(), StoreError>> {
+        match self.admit_write() {
+            true => self.inner.change_eval(a, b),
+            false => Box::pin(pending()),
+        }
+    }
+
+    fn runs_of_version(
+        &self,
+        a: String,
+        b: String,
+        c: usize,
+    ) -> BoxFuture<'_, Result<Vec<RunId>, StoreError>> {
+        self.inner.runs_of_version(a, b, c)
+    }
+
+    fn trim_evals(&self, a: Timestamp) -> BoxFuture<'_, Result<bool, StoreError>> {
+        self.inner.trim_evals(a)
     }
 }
 
