@@ -72,6 +72,7 @@ pub fn code_for_run(status: Status, failure: Option<FailureCode>) -> u8 {
             | FailureCode::Refused
             | FailureCode::ProviderBadRequest
             | FailureCode::Interrupted
+            | FailureCode::Diverged
             | FailureCode::Internal => 1,
             FailureCode::Config => 2,
             FailureCode::NoNode

@@ -52,6 +52,8 @@ pub enum FailureCode {
     Refused,
     /// The daemon stopped during the run.
     Interrupted,
+    /// A run of an evaluation, or a run below it, called a tool that the evaluation does not perform.
+    Diverged,
     /// No node has the labels that the run needs.
     NoNode,
     /// An error of the daemon.
@@ -59,7 +61,7 @@ pub enum FailureCode {
 }
 
 impl FailureCode {
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Config,
         Self::ProviderAuth,
         Self::ProviderBadRequest,
@@ -74,6 +76,7 @@ impl FailureCode {
         Self::OutputTruncated,
         Self::Refused,
         Self::Interrupted,
+        Self::Diverged,
         Self::NoNode,
         Self::Internal,
     ];

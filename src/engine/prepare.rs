@@ -24,11 +24,10 @@ use crate::engine::admission::placement::Placement;
 use crate::engine::blocking::run_blocking;
 use crate::engine::context::Engine;
 use crate::engine::memories::PromptMemory;
-use crate::engine::record::agent_pins::PinnedRoot;
 use crate::engine::request::{Overrides, RunRequest, StartError};
 use crate::engine::settings::Settings;
 use crate::engine::state::period_budgets::TreeBudgets;
-use crate::engine::state::pinned_agents::SubAgents;
+use crate::engine::state::pinned_agents::{PinnedRoot, SubAgents};
 use crate::engine::state::prompt::{Prompt, RunInput};
 use crate::engine::state::provider_keys::Keys;
 use crate::engine::structured_input::{self, CheckedInput};
@@ -45,11 +44,16 @@ pub async fn resolve_agent(
     engine: &Arc<Engine>,
     request: &RunRequest,
 ) -> Result<PinnedRoot, StartError> {
-    let agents = engine.catalog.current();
-    let agent = agents.get(&request.agent)?;
+    let root = match &request.definition {
+        Some(root) => PinnedRoot::clone(root),
+        None => {
+            let agents = engine.catalog.current();
+            let agent = agents.get(&request.agent)?;
+            (engine.agent_pins).pin(&engine.agent_snapshots, &agents, agent)
+        }
+    };
     let overrides = &request.overrides;
-    check_provider_keys(engine, &request.provider_keys, agent)?;
-    let root = (engine.agent_pins).pin(&engine.agent_snapshots, &agents, agent);
+    check_provider_keys(engine, &request.provider_keys, &root.agent)?;
     if is_empty(overrides) && request.provider_keys.is_empty() {
         return Ok(root);
     }

@@ -26,6 +26,7 @@ use crate::domain::trace::TraceContext;
 use crate::domain::warning::RunWarning;
 use crate::engine::recording::playback::Playback;
 use crate::engine::state::period_budgets::BudgetExhausted;
+use crate::engine::state::pinned_agents::PinnedRoot;
 use crate::engine::state::provider_keys::Keys;
 use crate::engine::state::sessions::OnBusy;
 use crate::fair::admission::QueueFull;
@@ -64,6 +65,8 @@ pub struct RunRequest {
     pub trace: Option<Box<TraceContext>>,
     /// The client's own provider keys for the tree's requests.
     pub provider_keys: Keys,
+    /// Of a run that an evaluation starts: its definition, which need not be an agent's of today.
+    pub definition: Option<Box<PinnedRoot>>,
     /// The recording that a test plays back. Only for an engine that runs tests.
     pub playback: Option<Arc<Playback>>,
 }

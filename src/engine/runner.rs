@@ -1,6 +1,6 @@
 //! The public face of the engine: starts and finds runs, waits for them; `runner_control` changes them. Knows nothing of HTTP.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::catalog::reload::Catalog;
+use crate::domain::agent::Agent;
 use crate::domain::counted::counted;
 use crate::domain::memory_entry::MemoryEntry;
 use crate::domain::run::{self, Run, RunId, Scope};
@@ -33,7 +34,7 @@ use crate::engine::memory_gc;
 use crate::engine::node_tasks::resume_suspended;
 use crate::engine::node_tasks::{self, claims};
 use crate::engine::prepare;
-use crate::engine::record::agent_pins::{AgentPins, PinnedRoot};
+use crate::engine::record::agent_pins::AgentPins;
 use crate::engine::record::agent_snapshots::AgentSnapshots;
 use crate::engine::record::recorded_request::recorded_request;
 use crate::engine::record::run_record;
@@ -51,6 +52,7 @@ use crate::engine::state::followed_trees::FollowedTrees;
 use crate::engine::state::orphans::OrphanedChildren;
 use crate::engine::state::pending_approvals::PendingApprovals;
 use crate::engine::state::period_budgets::PeriodBudgets;
+use crate::engine::state::pinned_agents::PinnedRoot;
 use crate::engine::state::prompt::RunInput;
 use crate::engine::state::provider_keys::ProviderKeys;
 use crate::engine::state::queued_bytes::QueuedBytes;
@@ -70,6 +72,8 @@ use crate::telemetry::metrics::Metrics;
 
 /// How long one look at a run waits for its end.
 const MAX_WAIT: Duration = Duration::from_secs(3600);
+/// Root runs of evaluations at work, unless there are fewer permits.
+const MAX_BACKGROUND_RUNS: usize = 128;
 
 /// Cheap to clone.
 #[derive(Clone)]
@@ -228,6 +232,7 @@ impl Runner {
         let tree = Arc::new(Tree {
             is_streaming: request.stream.unwrap_or(agent.stream),
             is_chat: request.is_chat,
+            evaluation: agent.evaluation,
             trace: TreeTrace::for_tree(
                 engine.traces.as_ref(),
                 request.trace.as_deref(),
@@ -573,6 +578,19 @@ impl Runner {
     pub fn is_free(&self, provider: &str) -> bool {
         let provider = self.engine.providers.get(provider);
         provider.is_ok_and(|provider| provider.is_free)
+    }
+
+    /// An agent as a root, whose tree calls others in these definitions.
+    pub fn pin(&self, called: BTreeMap<String, Arc<Agent>>, agent: &Agent) -> PinnedRoot {
+        let engine = &self.engine;
+        let snapshots = &engine.agent_snapshots;
+        engine.agent_pins.pin_to(snapshots, called, agent)
+    }
+
+    /// Most root runs that what nobody waits for has at work.
+    pub fn max_background_runs(&self) -> usize {
+        let max_running = self.engine.settings.runs.max_running;
+        (max_running / 2).clamp(1, MAX_BACKGROUND_RUNS)
     }
 
     pub fn period_budgets(&self) -> &PeriodBudgets {

@@ -72,6 +72,12 @@ impl From<String> for ToolOutput {
     }
 }
 
+/// Whether a call only starts another agent or finds tools, and needs no approval.
+pub fn is_pure(tool: &str, approve: &[String]) -> bool {
+    let pure = [call_agent::NAME, subagent::NAME, deferred::TOOL_SEARCH];
+    pure.contains(&tool) && !approve.iter().any(|name| name == tool)
+}
+
 /// What a call does beside its result. Decides whether another process may repeat it, and what ends it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {

@@ -225,7 +225,7 @@ fn read_named(dataset: &str, config: &Config) -> Result<Found, InvalidInput> {
 /// Checks the requests of cases as the API would.
 fn request_check(limits: &Limits) -> impl Fn(&str) -> Result<(), String> {
     |request| {
-        let checked = run_request::check_case(request, limits);
+        let checked = run_request::check_case(request, limits.labels, limits.attachment_limits());
         checked.map_err(|problem| problem.detail().to_owned())
     }
 }

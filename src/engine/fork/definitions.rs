@@ -9,11 +9,10 @@ use crate::engine::fork::request::{DefinitionChoice, ForkError, ForkRequest};
 use crate::engine::fork::restrict;
 use crate::engine::fork::source::{RequestSettings, SourceRun};
 use crate::engine::prepare;
-use crate::engine::record::agent_pins::PinnedRoot;
 use crate::engine::request::StartError;
 use crate::engine::run_loop::delegation::child_run;
 use crate::engine::state::period_budgets::TreeBudgets;
-use crate::engine::state::pinned_agents::PinnedAgents;
+use crate::engine::state::pinned_agents::{PinnedAgents, PinnedRoot};
 
 /// An agent, with its recorded form if it is unchanged.
 pub struct Definition {

@@ -9,7 +9,7 @@ use crate::domain::agent::Agent;
 use crate::domain::attachment::Digest;
 use crate::domain::run::RunId;
 use crate::engine::record::agent_snapshots::AgentSnapshots;
-use crate::engine::state::pinned_agents::PinnedAgents;
+use crate::engine::state::pinned_agents::{PinnedAgents, PinnedRoot};
 use crate::store::StoreError;
 use crate::store::runs::RunRecords;
 
@@ -22,13 +22,6 @@ pub struct AgentPins {
     /// By the agent's name.
     roots: Mutex<HashMap<String, CachedRoot>>,
     in_use: Mutex<HashMap<Digest, Weak<PinnedAgents>>>,
-}
-
-/// The agent of a root, which names the definitions that its tree is pinned to.
-#[derive(Clone, Debug)]
-pub struct PinnedRoot {
-    pub agent: Arc<Agent>,
-    pub pinned: Option<Arc<PinnedAgents>>,
 }
 
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 //! `running` without an owner.
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, OnceLock};
 
 use tokio::time::Instant;
@@ -132,6 +132,8 @@ pub fn tree(engine: &Engine, run: &Run, continuation: &ResumeState, agent: &Agen
         ad_hoc_quotas: AdHocQuotas::default(),
         is_recovered: true,
         keeps_memory: agent.keeps_memory,
+        evaluation: agent.evaluation,
+        has_diverged: AtomicBool::new(false),
         suspension: TreeSuspension::default(),
         webhooks: continuation.webhooks.as_slice().into(),
         trace: TreeTrace::for_tree(engine.traces.as_ref(), None, run.id, run.session.as_deref()),

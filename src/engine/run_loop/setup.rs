@@ -89,9 +89,11 @@ pub async fn set_up(
         Box::pin(fetch_links(context, &mut pending_write, &mut prompt)).await?;
     }
     let is_new = recorded_run.is_none();
-    let offer = match context.run.agent.mcp_servers.is_empty() {
-        true => McpToolset::default(),
-        false => match context.tool_playback() {
+    let has_servers = !context.run.agent.mcp_servers.is_empty();
+    // An evaluation without tools starts none.
+    let offer = match has_servers && !context.run.tree.performs_no_tools() {
+        false => McpToolset::default(),
+        true => match context.tool_playback() {
             Some(playback) => playback.mcp_toolset(&context.run.agent.mcp_servers),
             None => Box::pin(list_mcp_tools(context, &mut pending_write, is_new)).await?,
         },
@@ -164,7 +166,7 @@ async fn load_prompt(
         if agent.memory.enabled {
             memory.text = playback.memory(context.run.scope.run);
         }
-    } else {
+    } else if context.run.tree.evaluation.is_none() {
         let owner = context.run.tree.owner.as_deref();
         let window = ContextWindow::for_agent(&context.engine.settings.models, agent);
         let read = context.engine.memories.for_prompt(agent, owner, window);

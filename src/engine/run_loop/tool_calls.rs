@@ -2,6 +2,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
@@ -31,7 +32,7 @@ use crate::engine::state::turn_error::TurnError;
 use crate::record::entry::Entry;
 use crate::store::{Change, StoreError};
 use crate::tools::toolbox::Toolbox;
-use crate::tools::{Delegate, Effect, ToolOutput};
+use crate::tools::{self, Delegate, Effect, ToolOutput};
 
 /// After so many restarts during a call that may be repeated, it is given up. Deploys during a long call are fewer.
 const MAX_RESUMED_CALLS: u32 = 7;
@@ -76,6 +77,8 @@ pub enum CallsError {
     Store(StoreError),
     /// An earlier process had started this tool, and it is unknown whether it may be executed again.
     Interrupted(String),
+    /// The run, or a descendant, has called this tool, which its evaluation does not execute.
+    Diverged(String),
 }
 
 impl From<StoreError> for CallsError {
@@ -104,6 +107,13 @@ pub async fn execute(
             results[position] = Some(result);
         }
     }
+    let tree = &batch.context.run.tree;
+    if tree.performs_no_tools()
+        && let Some(call) = unperformed_call(batch, calls, &results)
+    {
+        tree.has_diverged.store(true, Ordering::Relaxed);
+        return Err(CallsError::Diverged(shorten(&call.name, 200)));
+    }
     reject_calls(batch, calls, &mut results).await?;
     let effect = |call: &ToolCall| batch.toolbox.effect(&call.name);
     let mut pending = calls.iter().zip(&results).filter(|it| it.1.is_none());
@@ -121,10 +131,26 @@ pub async fn execute(
         }
     }
     let results = execute_pending(batch, calls, results).await?;
-    match interrupted {
-        Some(tool) => Err(CallsError::Interrupted(tool)),
-        None => Ok(results),
+    match (interrupted, calls.first()) {
+        (Some(tool), _) => Err(CallsError::Interrupted(tool)),
+        // A child has: its callers end, too.
+        (None, Some(call)) if tree.has_diverged.load(Ordering::Relaxed) => {
+            Err(CallsError::Diverged(shorten(&call.name, 200)))
+        }
+        (None, _) => Ok(results),
     }
+}
+
+/// The first call that an evaluation without tools does not perform.
+fn unperformed_call<'c>(
+    batch: &BatchContext,
+    calls: &'c [ToolCall],
+    results: &[Option<ToolResult>],
+) -> Option<&'c ToolCall> {
+    let approve = &batch.context.run.agent.approve;
+    let mut pending = calls.iter().zip(results).filter(|it| it.1.is_none());
+    let found = pending.find(|(call, _)| !tools::is_pure(&call.name, approve));
+    found.map(|(call, _)| call)
 }
 
 /// Gives every call that is not performed an error as its result, all in one commit: calls above the server's limits for one
@@ -237,7 +263,13 @@ async fn execute_pending(
     let mut store_error = None;
     while let Some(joined) = tasks.join_next().await {
         match joined {
-            Ok((position, Ok(result))) => results[position] = Some(result),
+            Ok((position, Ok(result))) => {
+                results[position] = Some(result);
+                if batch.context.run.tree.has_diverged.load(Ordering::Relaxed) {
+                    // What the other children do is of no use.
+                    cancel_token.cancel();
+                }
+            }
             Ok((_, Err(error))) => {
                 // The run is over and nothing reads the other results. The other calls end in order, with their record.
                 cancel_token.cancel();

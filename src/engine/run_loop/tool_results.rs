@@ -102,6 +102,7 @@ async fn execute_batch(
     let results = executed.map_err(|error| match error {
         CallsError::Store(error) => error.into(),
         CallsError::Interrupted(tool) => Ending::failed(failures::interrupted_call(&tool)),
+        CallsError::Diverged(tool) => Ending::failed(failures::diverged(&tool)),
     })?;
     if results.iter().all(Option::is_some) {
         return Ok(results.into_iter().flatten().collect());

@@ -201,7 +201,8 @@ impl ActiveRun {
 
     /// Whether its end adds an entry to its agent's memory.
     pub fn adds_memory(&self) -> bool {
-        self.agent.memory.enabled && !self.tree.keeps_memory
+        let tree = &self.tree;
+        self.agent.memory.enabled && !tree.keeps_memory && tree.evaluation.is_none()
     }
 
     /// What all its events have.

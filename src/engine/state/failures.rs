@@ -44,6 +44,12 @@ pub fn interrupted_call(tool: &str) -> Failure {
     failure(FailureCode::Interrupted, "internal", message, false)
 }
 
+pub fn diverged(tool: &str) -> Failure {
+    let message =
+        format!("a call of tool \"{tool}\" ended the case: its evaluation performs no tools");
+    failure(FailureCode::Diverged, "agent", message, false)
+}
+
 pub fn no_node(labels: &[String]) -> Failure {
     let message = format!("no node had {} in time", describe_labels(labels));
     failure(FailureCode::NoNode, "config", message, true)

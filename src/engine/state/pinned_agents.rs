@@ -17,6 +17,13 @@ pub struct PinnedAgents {
     pub digest: Digest,
 }
 
+/// The agent of a root, which names the definitions that its tree is pinned to.
+#[derive(Clone, Debug)]
+pub struct PinnedRoot {
+    pub agent: Arc<Agent>,
+    pub pinned: Option<Arc<PinnedAgents>>,
+}
+
 /// Where the runs of a tree find the agents that they call.
 pub struct SubAgents {
     /// `None` of a tree that can call none, and of one that an older version accepted.

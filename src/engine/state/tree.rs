@@ -1,13 +1,14 @@
 //! What all runs of one tree share.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::time::Instant;
 
+use crate::domain::agent::tool_use::ToolUse;
 use crate::domain::message::ToolResult;
 use crate::domain::run::RunId;
 use crate::domain::suspension::SuspensionCause;
@@ -41,6 +42,10 @@ pub struct Tree {
     pub is_recovered: bool,
     /// Whether its runs add nothing to the memory of their agents.
     pub keeps_memory: bool,
+    /// What it does with calls of tools, if an evaluation has started it.
+    pub evaluation: Option<ToolUse>,
+    /// Whether one of its runs has called a tool that its evaluation does not execute.
+    pub has_diverged: AtomicBool,
     pub suspension: TreeSuspension,
     /// The root's webhooks.
     pub webhooks: Box<[Arc<Webhook>]>,
@@ -79,6 +84,8 @@ impl Tree {
             ad_hoc_quotas: AdHocQuotas::default(),
             is_recovered: false,
             keeps_memory: false,
+            evaluation: None,
+            has_diverged: AtomicBool::new(false),
             suspension: TreeSuspension::default(),
             webhooks: webhooks.into_boxed_slice(),
             trace: None,
@@ -90,6 +97,11 @@ impl Tree {
             node_labels: Arc::default(),
             pinned_agents: OnceLock::new(),
         }
+    }
+
+    /// Whether an evaluation has started it, which performs no tools.
+    pub fn performs_no_tools(&self) -> bool {
+        self.evaluation == Some(ToolUse::None)
     }
 
     /// Pins the tree, once, before its runs call others.

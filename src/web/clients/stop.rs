@@ -210,6 +210,7 @@ fn failed(run: &Run) -> Stop {
         | FailureCode::MaxTurns
         | FailureCode::LoopDetected
         | FailureCode::OutputInvalid
+        | FailureCode::Diverged
         | FailureCode::Internal => StatusCode::INTERNAL_SERVER_ERROR,
     };
     Stop::Failed(RunFailure {

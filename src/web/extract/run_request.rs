@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::config::Limits;
+use crate::config::AttachmentLimits;
 use crate::domain::agent::client_additions::ClientAdditions;
 use crate::domain::agent::is_agent_name;
 use crate::domain::agent::overrides::{BudgetOverride, InvalidOverride, ParamsOverride};
@@ -66,11 +66,15 @@ pub async fn build_run_request(
 }
 
 /// Checks a body that has only what a case of a dataset has: input, context, messages and labels.
-pub fn check_case(body: &str, limits: &Limits) -> Result<(), Problem> {
+pub fn check_case(
+    body: &str,
+    max_labels: usize,
+    attachments: AttachmentLimits,
+) -> Result<(), Problem> {
     let request = parse_body(body.as_bytes())?;
     let labels = request.labels.unwrap_or_default();
-    check_labels(&labels, limits.labels, MAX_LABEL_VALUE)?;
-    let mut counter = AttachmentCounter::new(limits.attachment_limits());
+    check_labels(&labels, max_labels, MAX_LABEL_VALUE)?;
+    let mut counter = AttachmentCounter::new(attachments);
     if let Some(input) = request.input {
         input.into_content("/input", &mut counter)?;
     }
@@ -213,6 +217,7 @@ impl CreateRunRequest {
         Ok(RunRequest {
             owner,
             claim: None,
+            definition: None,
             trace: None,
             provider_keys: Keys::new(),
             agent,
