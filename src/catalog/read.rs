@@ -38,6 +38,15 @@ pub struct InvalidFile {
     pub draft: Option<Arc<Draft>>,
 }
 
+/// The key `name` of a file.
+pub fn own_name(bytes: &[u8]) -> Option<String> {
+    let table = document::parse(bytes).ok()?;
+    match &table.get("name")?.value {
+        document::Value::String(name) => Some(name.clone()),
+        _ => None,
+    }
+}
+
 /// Parses the bytes of `<name>.toml`.
 ///
 /// # Errors

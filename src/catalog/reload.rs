@@ -17,9 +17,9 @@ use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use crate::catalog::read::{AgentFile, InvalidFile, read_with};
+use crate::catalog::read::{AgentFile, InvalidFile, own_name, read_with};
 use crate::catalog::{Agents, Entry, LoadError, Rules};
-use crate::domain::agent::is_agent_name;
+use crate::domain::agent::{Agent, is_agent_name};
 use crate::settings::document::{MAX_FILE_BYTES, Problem, ProblemKind};
 use crate::standing_task;
 
@@ -97,6 +97,21 @@ impl Catalog {
     /// The current snapshot.
     pub fn current(&self) -> Arc<Agents> {
         self.snapshot.load_full()
+    }
+
+    /// Reads the text of an agent's file that is in no directory; its key `name` names the agent. Blocking I/O.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn read_text(&self, text: &str) -> Result<Agent, LoadError> {
+        let bytes = text.as_bytes();
+        let name = own_name(bytes).filter(|name| is_agent_name(name));
+        let name = name.unwrap_or_else(|| "definition".to_owned());
+        let dir = self.dirs.first().map(PathBuf::as_path);
+        let path = dir.unwrap_or(Path::new("")).join(format!("{name}.toml"));
+        let read = read_with(&name, &path, bytes, &self.rules.documents);
+        let file = read.and_then(|file| check_rules(&self.rules, &file).map(|()| file));
+        file.map(|file| file.agent).map_err(|invalid| invalid.error)
     }
 
     /// Changes with every new snapshot.
