@@ -513,6 +513,7 @@ impl Daemon {
             max_timeout: config.server.max_timeout,
             client_timeout: CLIENT_TIMEOUT,
             max_labels: config.limits.labels,
+            datasets: config.agents.datasets_dir(),
             clients: config.clients,
             retention: config.data.retention,
             redactor: config.data.requests.redactor.clone(),

@@ -21,7 +21,7 @@ use crate::standing_task;
 use crate::store::batches::{BatchChange, LineQuery};
 use crate::store::{IdempotencyClaim, IdempotencyKey, StoreError};
 use crate::web::batches::line;
-use crate::web::state::feeder_handle::FeederHandle;
+use crate::web::state::driver_handle::DriverHandle;
 use crate::web::state::{AppState, Settings};
 
 /// Runs of one batch that have not ended.
@@ -40,7 +40,7 @@ const CLAIM_RETENTION: SignedDuration = SignedDuration::from_hours(400 * 24);
 pub struct Feeder {
     runner: Runner,
     settings: Arc<Settings>,
-    handle: Arc<FeederHandle>,
+    handle: Arc<DriverHandle<BatchId>>,
 }
 
 /// A batch that is not fed any more: it has ended, or has no runs and waits for a budget.
@@ -361,7 +361,7 @@ fn claim(batch: BatchId, index: u32) -> IdempotencyClaim {
     }
 }
 
-async fn wait_for_end(runner: &Runner, id: RunId) {
+pub async fn wait_for_end(runner: &Runner, id: RunId) {
     loop {
         match retried(|| Box::pin(runner.wait(id, MAX_WAIT))).await {
             Some(run) if !run.status.is_terminal() => tokio::time::sleep(RETRY_INTERVAL).await,
@@ -371,7 +371,7 @@ async fn wait_for_end(runner: &Runner, id: RunId) {
 }
 
 /// Repeats a step until the store works. Ends never if the store is closed: then the daemon stops.
-async fn retried<'s, T>(mut step: impl FnMut() -> BoxFuture<'s, Result<T, StoreError>>) -> T {
+pub async fn retried<'s, T>(mut step: impl FnMut() -> BoxFuture<'s, Result<T, StoreError>>) -> T {
     loop {
         match step().await {
             Ok(value) => return value,

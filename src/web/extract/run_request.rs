@@ -416,6 +416,7 @@ pub fn invalid_override(pointer: &str, error: InvalidOverride) -> Problem {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
     use std::sync::Arc;
     use std::time::Duration;
 
@@ -453,6 +454,7 @@ mod tests {
             max_timeout: Duration::from_secs(86_400),
             client_timeout: Duration::from_secs(30),
             max_labels: 64,
+            datasets: PathBuf::new(),
             clients: crate::config::clients::Clients::default(),
             retention: crate::config::Retention::default(),
             redactor: crate::domain::redaction::Redactor::default(),

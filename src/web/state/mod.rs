@@ -1,5 +1,6 @@
 //! The state that all handlers share. It imports nothing that a handler is made of.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -11,6 +12,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::clients::Clients;
 use crate::config::{AttachmentLimits, ClientKey, Cors, Retention};
+use crate::domain::batch::BatchId;
+use crate::domain::evaluation::EvalId;
 use crate::domain::redaction::Redactor;
 use crate::engine::gauges::StoreGaugeCache;
 use crate::engine::run_owners::RunOwners;
@@ -22,10 +25,10 @@ use crate::web::body::content::AttachmentCounter;
 use crate::web::body::large_body::{DATA_FIELDS, LargeBodyLimiter};
 use crate::web::body::request_body::BodyLimits;
 use crate::web::server::forwarded::TrustedProxies;
-use crate::web::state::feeder_handle::FeederHandle;
+use crate::web::state::driver_handle::DriverHandle;
 use crate::web::tickets::TicketSigner;
 
-pub mod feeder_handle;
+pub mod driver_handle;
 
 /// A batch may have this many times the bytes of another body.
 const BATCH_FACTOR: usize = 4;
@@ -37,7 +40,9 @@ pub struct AppState {
     /// Starts runs at times; the composition root runs it.
     pub scheduler: Arc<Scheduler>,
     /// Notifies the feeder of batches.
-    pub feeder: Arc<FeederHandle>,
+    pub feeder: Arc<DriverHandle<BatchId>>,
+    /// Notifies the driver of evaluations.
+    pub evals: Arc<DriverHandle<EvalId>>,
     pub settings: Arc<Settings>,
     /// Cancelled when the daemon stops serving. Open streams then end, and waiting clients get their response.
     pub closing: CancellationToken,
@@ -59,6 +64,7 @@ impl AppState {
             closing,
             openapi: Arc::default(),
             feeder: Arc::default(),
+            evals: Arc::default(),
             ticket_signer: Arc::default(),
             store_failed: Arc::default(),
             store_gauges: Arc::default(),
@@ -113,6 +119,8 @@ pub struct Settings {
     pub client_timeout: Duration,
     /// Maximum labels of a run.
     pub max_labels: usize,
+    /// The directory of datasets.
+    pub datasets: PathBuf,
     /// The other protocols that the server speaks.
     pub clients: Clients,
     /// How long ended runs are kept.
