@@ -7,6 +7,7 @@ mod change_errors;
 pub mod clients;
 pub mod console;
 pub mod error;
+pub mod evals;
 pub mod extract;
 pub mod feedback_links;
 pub mod openapi;
