@@ -49,6 +49,7 @@ use crate::tools::mcp::pool::McpConnectionPool;
 use crate::tools::registry::ToolRegistry;
 use crate::web;
 use crate::web::batches::feeder::Feeder;
+use crate::web::evals::driver::EvalDriver;
 use crate::web::server::forwarded::TrustedProxies;
 use crate::web::server::listener::Timeouts;
 use crate::web::server::pending::PendingLimits;
@@ -71,6 +72,7 @@ pub struct Services {
     /// Delivers webhooks while it is polled.
     webhook_sender: WebhookSender,
     scoring: ScoringDriver,
+    scorers: Scorers,
     trace_exporter: TraceExporter,
     mcp: Arc<McpConnectionPool>,
     _watch: Option<Watch>,
@@ -196,12 +198,14 @@ impl Services {
         );
         let webhooks = &config.webhooks;
         let http = SignedHttp::new(webhooks.guard(), webhooks.secret_env.clone());
-        let scoring = ScoringDriver::new(runner.clone(), Scorers::new(runner.clone(), http));
+        let scorers = Scorers::new(runner.clone(), http);
+        let scoring = ScoringDriver::new(runner.clone(), scorers.clone());
         let (store_tasks, store_tasks_guard) = start_store_tasks(config, &runner, election);
         Ok(Self {
             runner,
             webhook_sender,
             scoring,
+            scorers,
             trace_exporter,
             mcp,
             _watch: watch,
@@ -548,6 +552,7 @@ impl Daemon {
         let closing = CancellationToken::new();
         let state = AppState::new(services.runner.clone(), web, closing.clone());
         let feeder = Feeder::new(&state);
+        let evals = EvalDriver::new(&state, services.scorers.clone());
         let drain = async {
             stop.cancelled().await;
             drain(&services.runner, drain_timeout, &stop_now).await;
@@ -594,7 +599,8 @@ impl Daemon {
                 services.runner.serve_nodes(closing.clone()),
                 standing_task::run("The scheduler", &stop, |stop| state.scheduler.run(stop)),
                 standing_task::run("Scoring", &stop, |stop| services.scoring.run(stop)),
-                feeder.run(stop.clone())
+                feeder.run(stop.clone()),
+                evals.run(stop.clone())
             );
             stop_webhooks.cancel();
         };

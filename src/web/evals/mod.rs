@@ -1,3 +1,5 @@
-//! Evaluations of agents: their cases are bodies of requests, as lines of batches are.
+//! Evaluations of agents: their cases are bodies of requests, as lines of batches are; the driver starts their runs, behind live
+//! work, has them scored, and measures.
 
+pub mod driver;
 mod queue;

@@ -1,0 +1,525 @@
+//! Starts the runs of evaluations, a few at a time and behind live work, has them scored, and records what they show.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::domain::counted::counted;
+use crate::domain::evaluation::{
+    self, CaseEnd, CaseOutcome, EvalCase, EvalId, EvalSlot, EvalState, Evaluation,
+};
+use crate::domain::failure::FailureCode;
+use crate::domain::gate::Gate;
+use crate::domain::run::{Run, RunId, Status, now};
+use crate::domain::scorer::Scorer;
+use crate::domain::usage::Cost;
+use crate::engine::blocking::run_blocking;
+use crate::engine::evals::definitions;
+use crate::engine::evals::divergence;
+use crate::engine::evals::plan::{self, Spending};
+use crate::engine::evals::result::{self, Measured};
+use crate::engine::evals::scoring::{self, CaseRun};
+use crate::engine::request::{RunRequest, StartError};
+use crate::engine::runner::Runner;
+use crate::engine::scoring::perform::Scorers;
+use crate::engine::state::pinned_agents::PinnedRoot;
+use crate::standing_task;
+use crate::store::StoreError;
+use crate::store::evals::EvalChange;
+use crate::web::batches::feeder::{retried, wait_for_end};
+use crate::web::batches::line;
+use crate::web::evals::queue::{Pending, Queue};
+use crate::web::state::driver_handle::DriverHandle;
+use crate::web::state::{AppState, Settings};
+
+/// Evaluations whose runs start at the same time; the others wait for their end.
+const MAX_EVALS: usize = 4;
+/// Runs of evaluations that start while live runs are at work.
+const MAX_BESIDE_LIVE: usize = 16;
+/// When the queue is looked at again, or a step is tried again that the store prevented.
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+/// So many runs in a row that fail for their provider stop an evaluation.
+const MAX_PROVIDER_FAILURES: u32 = 5;
+
+pub struct EvalDriver {
+    runner: Runner,
+    settings: Arc<Settings>,
+    handle: Arc<DriverHandle<EvalId>>,
+    scorers: Scorers,
+    /// For the runs of all evaluations.
+    permits: Arc<Semaphore>,
+}
+
+/// An evaluation, with what all of its runs share.
+struct Drive {
+    eval: Evaluation,
+    /// The root of each version.
+    roots: Vec<PinnedRoot>,
+    scorers: Vec<Scorer>,
+    token: CancellationToken,
+}
+
+/// What became of a run.
+enum Settled {
+    Ended(CaseEnd),
+    /// It did not start, and the evaluation stops for this reason.
+    Stopped(String),
+    /// It did not start, because the evaluation was cancelled.
+    Cancelled,
+}
+
+/// Why a run did not start.
+enum Refusal {
+    /// The queue is full, or the store does not work.
+    Busy,
+    /// None can start.
+    Stop(String),
+    /// This one cannot.
+    Rejected(String),
+}
+
+impl EvalDriver {
+    pub fn new(state: &AppState, scorers: Scorers) -> Self {
+        let permits = state.runner.max_background_runs();
+        Self {
+            runner: state.runner.clone(),
+            settings: Arc::clone(&state.settings),
+            handle: Arc::clone(&state.evals),
+            scorers,
+            permits: Arc::new(Semaphore::new(permits)),
+        }
+    }
+
+    /// Drives all evaluations until `stop` is cancelled, while this process is the leader. The next start, or leader, goes on.
+    pub async fn run(&self, stop: CancellationToken) {
+        standing_task::run("Evaluating", &stop, |stop| self.run_until(stop)).await;
+    }
+
+    async fn run_until(&self, stop: CancellationToken) {
+        let leadership = self.runner.leadership();
+        let drive = async {
+            loop {
+                leadership.gained().await;
+                tokio::select! {
+                    () = self.drive_all() => return,
+                    () = leadership.lost() => {}
+                }
+            }
+        };
+        tokio::select! {
+            () = drive => {}
+            () = stop.cancelled() => {}
+        }
+    }
+
+    async fn drive_all(&self) {
+        // Those that were driven before the leadership was lost.
+        self.handle.leave_all();
+        let mut drives: FuturesUnordered<BoxFuture<'_, EvalId>> = FuturesUnordered::new();
+        let mut driven: HashSet<EvalId> = HashSet::new();
+        loop {
+            let mut is_complete = true;
+            match self.runner.store().unfinished_evals().await {
+                Ok(evals) => {
+                    for eval in evals {
+                        if driven.contains(&eval.id) {
+                            if eval.reason.is_some() {
+                                // Another node may have accepted the cancel.
+                                self.handle.cancel(eval.id);
+                            }
+                        } else if driven.len() < MAX_EVALS || eval.reason.is_some() {
+                            driven.insert(eval.id);
+                            drives.push(Box::pin(self.drive(eval.id)));
+                        }
+                    }
+                }
+                Err(StoreError::Closed) => return,
+                Err(_) => is_complete = false,
+            }
+            tokio::select! {
+                Some(ended) = drives.next() => drop(driven.remove(&ended)),
+                () = self.handle.changed() => {}
+                () = self.runner.leadership().poll() => {}
+                () = tokio::time::sleep(RETRY_INTERVAL), if !is_complete => {}
+            }
+        }
+    }
+
+    /// Drives one evaluation to its end.
+    async fn drive(&self, id: EvalId) -> EvalId {
+        let token = self.handle.enter(id);
+        // Read after the token is there: a cancel in between is seen in one of both.
+        let eval = retried(|| self.runner.store().eval(id)).await;
+        if let Some(eval) = eval.filter(|eval| eval.finished_at.is_none()) {
+            if eval.reason.is_some() {
+                token.cancel();
+            }
+            let begin = EvalChange::Begin;
+            retried(|| self.runner.store().change_eval(id, begin.clone())).await;
+            let (agent, planned) = (eval.agent.clone(), eval.planned);
+            let (state, reason) = match self.prepare(eval, token).await {
+                Ok(drive) => Box::pin(self.run_cases(&drive)).await,
+                Err(why) => (EvalState::Failed, Some(why)),
+            };
+            self.finish(id, state, reason).await;
+            info!(agent = %agent, "{id} is {}: {}", state.as_str(), counted(planned, "planned run"));
+        }
+        self.handle.leave(id);
+        id
+    }
+
+    async fn prepare(&self, eval: Evaluation, token: CancellationToken) -> Result<Drive, String> {
+        let id = eval.id;
+        let found = retried(|| self.runner.store().eval_definitions(id)).await;
+        let tools = eval.request.tools;
+        let roots = found
+            .iter()
+            .map(|it| definitions::pinned_root(&self.runner, it, tools));
+        let roots: Result<Vec<PinnedRoot>, _> = roots.collect();
+        let roots = roots.map_err(|error| error.to_string())?;
+        let first = found.first().ok_or("it has no definition")?;
+        let scorers = match eval.request.scorers.is_empty() {
+            true => Vec::new(),
+            false => definitions::scorers(&self.runner, &eval.agent, first)
+                .await
+                .map_err(|error| error.to_string())?,
+        };
+        Ok(Drive {
+            eval,
+            roots,
+            scorers,
+            token,
+        })
+    }
+
+    /// Has each run start and end, until the last one, the budget's end or the cancel. Returns how the evaluation ends.
+    async fn run_cases(&self, drive: &Drive) -> (EvalState, Option<String>) {
+        let request = &drive.eval.request;
+        let mut queue = Queue::new(self.runner.store().as_ref(), &drive.eval).await;
+        let mut spending = Spending {
+            budget: request.budget,
+            expected: request
+                .estimate
+                .map(|estimate| Cost(estimate.0 / drive.eval.planned.max(1))),
+            spent: drive.eval.spent,
+            ended: drive.eval.ended,
+            running: 0,
+        };
+        let mut stop_reason = None;
+        let mut provider_failures = 0;
+        let mut running = FuturesUnordered::new();
+        let mut admission: Option<BoxFuture<'_, OwnedSemaphorePermit>> = None;
+        loop {
+            let may_start = stop_reason.is_none() && !drive.token.is_cancelled();
+            let next = match may_start {
+                true => queue.peek().await,
+                false => None,
+            };
+            // What an earlier driver has started is paid for already.
+            let is_affordable =
+                next.is_some_and(|next| next.run.is_some()) || spending.affords_another();
+            if next.is_none() || !is_affordable {
+                admission = None;
+            } else if admission.is_none() {
+                admission = Some(Box::pin(self.admit()));
+            }
+            if running.is_empty() && admission.is_none() {
+                if next.is_some() && !is_affordable {
+                    stop_reason = Some("its budget is spent".to_owned());
+                }
+                break;
+            }
+            tokio::select! {
+                Some(settled) = running.next() => {
+                    spending.running -= 1;
+                    match settled {
+                        Settled::Ended(end) => {
+                            spending.ended += 1;
+                            spending.spent = Cost(spending.spent.0.saturating_add(end.spent().0));
+                            provider_failures = match is_provider_failure(&end) {
+                                true => provider_failures + 1,
+                                false => 0,
+                            };
+                            if provider_failures >= MAX_PROVIDER_FAILURES {
+                                let code = end.error.unwrap_or_default();
+                                let why = format!("{provider_failures} runs in a row failed with {code}");
+                                stop_reason.get_or_insert(why);
+                            }
+                        }
+                        Settled::Stopped(why) => drop(stop_reason.get_or_insert(why)),
+                        Settled::Cancelled => {}
+                    }
+                }
+                permit = admitted(&mut admission) => {
+                    admission = None;
+                    if let Some(pending) = queue.pop() {
+                        spending.running += 1;
+                        running.push(self.settle(drive, pending, permit));
+                    }
+                }
+                () = drive.token.cancelled(), if may_start => {}
+            }
+        }
+        if drive.token.is_cancelled() {
+            let eval = retried(|| self.runner.store().eval(drive.eval.id)).await;
+            return (EvalState::Cancelled, eval.and_then(|eval| eval.reason));
+        }
+        match stop_reason {
+            Some(why) => (EvalState::Stopped, Some(why)),
+            None => (EvalState::Completed, None),
+        }
+    }
+
+    /// Waits for one of the permits of all evaluations, and until live runs leave it a place.
+    async fn admit(&self) -> OwnedSemaphorePermit {
+        let Ok(permit) = Arc::clone(&self.permits).acquire_owned().await else {
+            return std::future::pending().await;
+        };
+        while self.is_behind_live_work() {
+            tokio::time::sleep(RETRY_INTERVAL).await;
+        }
+        permit
+    }
+
+    fn is_behind_live_work(&self) -> bool {
+        let (running, waiting) = self.runner.queue_load();
+        let admitted = self.runner.max_background_runs() - self.permits.available_permits();
+        // The run that is to start has a permit, too.
+        let has_live = running >= admitted;
+        waiting > 0 || (has_live && admitted > MAX_BESIDE_LIVE)
+    }
+
+    /// Starts a run, unless an earlier driver has, waits for its end, has it scored and records that.
+    async fn settle(
+        &self,
+        drive: &Drive,
+        pending: Pending,
+        _permit: OwnedSemaphorePermit,
+    ) -> Settled {
+        let Pending { slot, case, run } = pending;
+        let started = match run {
+            Some(run) => Ok(Some(run)),
+            None => self.start(drive, slot, &case).await,
+        };
+        let end = match started {
+            Ok(Some(run)) => self.end_of(drive, slot, &case, run).await,
+            Ok(None) => return Settled::Cancelled,
+            Err(Refusal::Rejected(why)) => {
+                warn!(agent = %drive.eval.agent, error = %why, "{} has no run of case {}: {why}", drive.eval.id, case.id);
+                CaseEnd::failed("rejected")
+            }
+            Err(Refusal::Busy) => return Settled::Cancelled,
+            Err(Refusal::Stop(why)) => return Settled::Stopped(why),
+        };
+        let change = EvalChange::Ended {
+            slot,
+            end: Box::new(end.clone()),
+        };
+        retried(|| {
+            self.runner
+                .store()
+                .change_eval(drive.eval.id, change.clone())
+        })
+        .await;
+        Settled::Ended(end)
+    }
+
+    /// Starts the run of a slot; `None` if the evaluation was cancelled before.
+    async fn start(
+        &self,
+        drive: &Drive,
+        slot: EvalSlot,
+        case: &EvalCase,
+    ) -> Result<Option<RunId>, Refusal> {
+        let refusal = loop {
+            if drive.token.is_cancelled() {
+                break None;
+            }
+            match self.try_start(drive, slot, case).await {
+                Ok(run) => return Ok(Some(self.record_start(drive.eval.id, slot, run).await)),
+                Err(Refusal::Busy) => {
+                    tokio::select! {
+                        () = tokio::time::sleep(RETRY_INTERVAL) => {}
+                        () = drive.token.cancelled() => {}
+                    }
+                }
+                Err(refusal) => break Some(refusal),
+            }
+        };
+        // A process that died before it recorded the start has perhaps started the run that is refused now.
+        let key = plan::claim(drive.eval.id, slot, now()).key;
+        let claimed = retried(|| self.runner.store().claimed_run(key.clone())).await;
+        if let Some(claimed) = claimed {
+            let run = self.record_start(drive.eval.id, slot, claimed.run).await;
+            return Ok(Some(run));
+        }
+        refusal.map_or(Ok(None), Err)
+    }
+
+    async fn try_start(
+        &self,
+        drive: &Drive,
+        slot: EvalSlot,
+        case: &EvalCase,
+    ) -> Result<RunId, Refusal> {
+        let root = drive.roots.get(usize::from(slot.version));
+        let root = root.ok_or_else(|| Refusal::Rejected("it has no such version".to_owned()))?;
+        let owner = drive.eval.owner.as_deref();
+        let agent = root.agent.name.clone();
+        let request = line::run_request(&case.request, &agent, owner, &self.settings);
+        let request = Box::pin(request).await;
+        let request = request.map_err(|problem| Refusal::Rejected(line::problem_json(&problem)))?;
+        let mark = (evaluation::LABEL.to_owned(), drive.eval.id.to_string());
+        let request = RunRequest {
+            labels: request.labels.into_iter().chain([mark]).collect(),
+            definition: Some(Box::new(root.clone())),
+            claim: Some(plan::claim(drive.eval.id, slot, now())),
+            ..request
+        };
+        match Box::pin(self.runner.start(request)).await {
+            Ok(run) => Ok(run.id),
+            Err(StartError::Store(StoreError::AlreadyClaimed(claimed))) => Ok(claimed.run),
+            Err(StartError::QueueFull(_) | StartError::Store(_) | StartError::Draining) => {
+                Err(Refusal::Busy)
+            }
+            Err(
+                error @ (StartError::BudgetExhausted(_)
+                | StartError::Provider(_)
+                | StartError::Unpriced(_)
+                | StartError::NoNode { .. }),
+            ) => Err(Refusal::Stop(error.to_string())),
+            Err(error) => Err(Refusal::Rejected(error.to_string())),
+        }
+    }
+
+    async fn record_start(&self, eval: EvalId, slot: EvalSlot, run: RunId) -> RunId {
+        let change = EvalChange::Started { slot, run };
+        retried(|| self.runner.store().change_eval(eval, change.clone())).await;
+        run
+    }
+
+    /// Waits for the end of a run, or cancels it with the evaluation, and returns what is kept of it.
+    async fn end_of(&self, drive: &Drive, slot: EvalSlot, case: &EvalCase, id: RunId) -> CaseEnd {
+        tokio::select! {
+            () = wait_for_end(&self.runner, id) => {}
+            () = drive.token.cancelled() => {
+                let reason = Some(format!("{} was cancelled", drive.eval.id));
+                retried(|| Box::pin(self.runner.cancel(id, reason.clone()))).await;
+                wait_for_end(&self.runner, id).await;
+            }
+        }
+        let Some(run) = retried(|| self.runner.store().run(id)).await else {
+            return CaseEnd::failed("deleted");
+        };
+        let mut end = self.measure(&run).await;
+        if end.outcome == CaseOutcome::Completed {
+            let names = &drive.eval.request.scorers;
+            let case_run = CaseRun {
+                eval: drive.eval.id,
+                slot,
+                case,
+                run: &run,
+            };
+            let known = &drive.scorers;
+            let scored = scoring::score(&self.runner, &self.scorers, known, names, &case_run);
+            let scored = Box::pin(scored).await;
+            end.scores = scored.scores;
+            end.unscored = scored.unscored;
+            end.scoring_cost = scored.cost;
+        }
+        end
+    }
+
+    /// The end of a run, before it is scored.
+    async fn measure(&self, run: &Run) -> CaseEnd {
+        let store = self.runner.store().as_ref();
+        let diverged = match run.status {
+            Status::Completed => None,
+            _ => retried(|| Box::pin(divergence::find(store, run.id))).await,
+        };
+        let code = run.error.as_ref().map(|error| error.code.to_string());
+        let (outcome, error) = match (run.status, &diverged) {
+            (Status::Completed, _) => (CaseOutcome::Completed, None),
+            (_, Some(_)) => (CaseOutcome::Diverged, None),
+            (_, None) => {
+                let code = code.unwrap_or_else(|| Status::Cancelled.as_str().to_owned());
+                (CaseOutcome::Failed, Some(code))
+            }
+        };
+        let usage = &run.tree.usage;
+        CaseEnd {
+            outcome,
+            error,
+            scores: BTreeMap::new(),
+            unscored: BTreeMap::new(),
+            cost: usage.cost,
+            scoring_cost: Cost::default(),
+            tokens: usage.tokens.total(),
+            turns: u64::from(run.turns),
+            tool_calls: usage.tool_calls,
+            duration_ms: run.duration_ms(now()),
+            diverged,
+        }
+    }
+
+    /// Records the end of an evaluation with what it has measured until then.
+    async fn finish(&self, id: EvalId, state: EvalState, reason: Option<String>) {
+        let store = self.runner.store();
+        let Some(eval) = retried(|| store.eval(id)).await else {
+            return;
+        };
+        let runs = retried(|| store.eval_runs(id, 0..u32::MAX)).await;
+        let case_ids = retried(|| store.eval_case_ids(id)).await;
+        let measured = run_blocking(move || {
+            let request = &eval.request;
+            let gates = request
+                .gates
+                .iter()
+                .filter_map(|gate| Gate::parse(gate).ok());
+            let gates: Vec<Gate> = gates.collect();
+            result::result(&Measured {
+                runs: &runs,
+                case_ids: &case_ids,
+                has_old: request.versions.len() > 1,
+                scorers: &request.scorers,
+                gates: &gates,
+            })
+        });
+        let change = EvalChange::Finish {
+            state,
+            reason,
+            result: Box::new(measured.await),
+            at: now(),
+        };
+        retried(|| store.change_eval(id, change.clone())).await;
+    }
+}
+
+/// Never resolves while nothing is to be admitted.
+async fn admitted(
+    admission: &mut Option<BoxFuture<'_, OwnedSemaphorePermit>>,
+) -> OwnedSemaphorePermit {
+    match admission {
+        Some(admission) => admission.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Whether the run failed for its provider, which may fail all others too.
+fn is_provider_failure(end: &CaseEnd) -> bool {
+    let codes = [
+        FailureCode::ProviderAuth,
+        FailureCode::ProviderBadRequest,
+        FailureCode::ProviderRateLimit,
+        FailureCode::ProviderOverloaded,
+        FailureCode::ProviderServer,
+    ];
+    let code = end.error.as_deref();
+    code.is_some_and(|code| codes.iter().any(|it| it.to_string() == code))
+}
