@@ -3,3 +3,4 @@
 
 pub mod driver;
 mod queue;
+pub mod request;
