@@ -1,6 +1,7 @@
 //! What clients read: the run object, trees, conversations and event streams.
 
 pub mod conversation;
+pub mod eval;
 pub mod event_scope;
 pub mod event_stream;
 pub mod json;
