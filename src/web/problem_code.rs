@@ -59,6 +59,8 @@ problem_codes! {
     CrossSite = "cross_site" FORBIDDEN,
     /// The run has no such webhook delivery.
     DeliveryNotFound = "delivery_not_found" NOT_FOUND,
+    /// The evaluation does not exist, or belongs to another key.
+    EvalNotFound = "eval_not_found" NOT_FOUND,
     /// The feedback link is unknown, or its time is over.
     FeedbackLinkNotFound = "feedback_link_not_found" NOT_FOUND,
     /// The run has no such score of this author.

@@ -27,9 +27,9 @@ use crate::web::openapi::schemas::Schemas;
 use crate::web::response::revalidation::{IfNoneMatch, entity_tag};
 use crate::web::route::{Route, get};
 use crate::web::routes::{
-    agents, approvals, batches, create_run, deliveries, diffs, events, feedback, forks, health,
-    messages, metrics, pause, recordings, runs, schedules, scores, sessions, tickets, triggers,
-    turns, usage,
+    agents, approvals, batches, create_run, deliveries, diffs, evals, events, feedback, forks,
+    health, messages, metrics, pause, recordings, runs, schedules, scores, sessions, tickets,
+    triggers, turns, usage,
 };
 use crate::web::server::middleware::{self, MiddlewareConfig};
 use crate::web::server::origin_guard::OriginGuard;
@@ -60,6 +60,7 @@ fn route_table(metrics: bool, clients: Clients) -> Vec<Route> {
         schedules::routes(),
         triggers::routes(),
         batches::routes(),
+        evals::routes(),
         clients::routes(clients),
     ]
     .into_iter()

@@ -24,6 +24,7 @@ const TAGS: &[(&str, &str)] = &[
         "The agents that the daemon serves, and their memory.",
     ),
     ("batches", "Many runs of one request."),
+    ("evals", "Versions of agents, compared over cases."),
     ("schedules", "Runs that the daemon starts at times."),
     ("triggers", "Webhooks of other services that start runs."),
     ("sessions", "Conversations that several runs continue."),

@@ -6,6 +6,7 @@ pub mod batches;
 pub mod create_run;
 pub mod deliveries;
 pub mod diffs;
+pub mod evals;
 pub mod events;
 pub mod feedback;
 pub mod forks;
