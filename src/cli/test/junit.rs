@@ -55,7 +55,7 @@ fn to_xml(results: &[CaseResult], duration: Duration) -> String {
 }
 
 /// For texts and attributes. Characters that XML 1.0 does not allow become U+FFFD.
-fn escape(text: &str) -> String {
+pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
         match character {

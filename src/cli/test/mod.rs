@@ -23,7 +23,7 @@ mod diff;
 mod ended_run;
 mod files;
 mod judge;
-mod junit;
+pub mod junit;
 mod report;
 mod request;
 
