@@ -289,6 +289,32 @@ impl Client {
         self.json(self.http.post(url).json(score)).await
     }
 
+    /// Returns the accepted evaluation.
+    pub async fn create_eval(&self, body: &impl Serialize) -> Result<Value, ClientError> {
+        self.json(self.post(&["evals"]).json(body)).await
+    }
+
+    /// Returns the evaluation, at the latest after `wait` seconds if it has not ended before.
+    pub async fn get_eval(&self, id: &str, wait: u64) -> Result<Value, ClientError> {
+        let mut url = self.url(&["evals", id]);
+        url.set_query(Some(&format!("wait={wait}")));
+        self.json(self.http.get(url)).await
+    }
+
+    /// A page of the cases of an evaluation.
+    pub async fn get_eval_cases(
+        &self,
+        id: &str,
+        limit: usize,
+        cursor: Option<&str>,
+    ) -> Result<Value, ClientError> {
+        let mut url = self.url(&["evals", id, "cases"]);
+        url.query_pairs_mut()
+            .append_pair("limit", &limit.to_string())
+            .extend_pairs(cursor.map(|cursor| ("cursor", cursor)));
+        self.json(self.http.get(url)).await
+    }
+
     /// Cancels a run and its descendants.
     pub async fn cancel(&self, id: &str, reason: &str) -> Result<Value, ClientError> {
         let body = serde_json::json!({ "reason": reason });

@@ -27,6 +27,7 @@ mod data;
 mod dataset;
 mod demo;
 mod dry_run;
+mod eval;
 mod event_lines;
 mod exit;
 mod gc;
@@ -156,6 +157,8 @@ enum Command {
     Batch(batch::Args),
     /// Test agents against recorded runs, without a network
     Test(test::Args),
+    /// Evaluate an agent over cases, against another version
+    Eval(Box<eval::Args>),
     /// List, check and fill the datasets of evaluations
     #[command(subcommand)]
     Dataset(dataset::Command),
@@ -207,6 +210,7 @@ impl Command {
             Self::Batch(args) => batch::batch(args).await,
             Self::Test(args) => test::test(args).await,
             Self::Dataset(command) => dataset::dataset(command).await,
+            Self::Eval(args) => eval::eval(*args).await,
             Self::Approvals(args) => approvals::approvals(&args).await,
             Self::Sessions(command) => sessions::sessions(command).await,
             Self::Schedules(command) => schedules::schedules(command).await,
