@@ -9,6 +9,7 @@ mod cluster;
 mod config;
 mod delegation;
 mod docs;
+mod evals;
 mod faults;
 mod forks;
 mod hostile;
