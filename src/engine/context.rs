@@ -1,6 +1,7 @@
 //! Data that every part of the engine can reach.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 use futures_util::future::BoxFuture;
 use tokio::sync::Notify;
@@ -92,6 +93,8 @@ pub struct Engine {
     pub leadership: Leadership,
     /// The permits of root runs, and the runs that wait for one.
     pub queue: AdmissionQueue,
+    /// Root runs at work that somebody may wait for: not those of scorers and evaluations.
+    pub live_roots: AtomicUsize,
     pub queued_bytes: QueuedBytes,
     /// The limits on root runs of all nodes, if several share the database.
     pub cluster_permits: ClusterPermits,

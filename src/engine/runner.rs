@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -131,6 +132,7 @@ impl Runner {
             queued_bytes: QueuedBytes::new(settings.runs.max_queued_bytes),
             settings,
             queue,
+            live_roots: AtomicUsize::new(0),
             cluster_permits: shared_permits,
             free_trees: Notify::new(),
             pending_approvals: PendingApprovals::default(),
@@ -612,6 +614,11 @@ impl Runner {
 
     pub fn store(&self) -> &Arc<dyn RunStore> {
         self.engine.journal.store()
+    }
+
+    /// How many root runs are running that are not for scorers or evaluations.
+    pub fn live_runs(&self) -> usize {
+        self.engine.live_roots.load(Ordering::Relaxed)
     }
 
     /// How many root runs are running, and how many wait for a permit.

@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Either, select};
@@ -42,6 +43,22 @@ use crate::engine::state::turn_error::TurnError;
 use crate::record::entry::ReplyReport;
 use crate::store::{Progress, StoreError};
 
+/// Counts as long as it exists.
+struct LiveRoot<'e>(&'e AtomicUsize);
+
+impl<'e> LiveRoot<'e> {
+    fn count(live_roots: &'e AtomicUsize) -> Self {
+        live_roots.fetch_add(1, Ordering::Relaxed);
+        Self(live_roots)
+    }
+}
+
+impl Drop for LiveRoot<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// Drives a run, whose clock is already started, to its end. Returns its final record, or `None` if the record could not
 /// be written; then the whole tree is suspended and the run stays as it was last committed. A root releases its permit
 /// and its session before its end is published, so that a client that starts the next run at once finds both free.
@@ -52,6 +69,9 @@ pub async fn drive(
     start: RunStart,
     mut permits: RunPermits<'_>,
 ) -> Option<Arc<Run>> {
+    let tree = &context.run.tree;
+    let is_live = context.run.parent.is_none() && !tree.keeps_memory && tree.evaluation.is_none();
+    let _live_root = is_live.then(|| LiveRoot::count(&context.engine.live_roots));
     if let Some(permit) = permits.run_permit.take() {
         context.run.tree.root_permit.set(permit);
     }

@@ -1,8 +1,8 @@
 //! Starts the runs of evaluations, a few at a time and behind live work, has them scored, and records what they show.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -40,8 +40,9 @@ use crate::web::state::{AppState, Settings};
 
 /// Evaluations whose runs start at the same time; the others wait for their end.
 const MAX_EVALS: usize = 4;
-/// Runs of evaluations that start while live runs are at work.
+/// Runs of evaluations at work while live ones are, or were a moment ago.
 const MAX_BESIDE_LIVE: usize = 16;
+const LIVE_INTERVAL: Duration = Duration::from_secs(1);
 /// When the queue is looked at again, or a step is tried again that the store prevented.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// So many runs in a row that fail for their provider stop an evaluation.
@@ -54,6 +55,8 @@ pub struct EvalDriver {
     scorers: Scorers,
     /// For the runs of all evaluations.
     permits: Arc<Semaphore>,
+    /// When live runs were last at work.
+    live_at: Mutex<Option<Instant>>,
 }
 
 /// An evaluation, with what all of its runs share.
@@ -93,6 +96,7 @@ impl EvalDriver {
             handle: Arc::clone(&state.evals),
             scorers,
             permits: Arc::new(Semaphore::new(permits)),
+            live_at: Mutex::new(None),
         }
     }
 
@@ -288,11 +292,13 @@ impl EvalDriver {
     }
 
     fn is_behind_live_work(&self) -> bool {
-        let (running, waiting) = self.runner.queue_load();
+        let mut live_at = self.live_at.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.runner.live_runs() > 0 {
+            *live_at = Some(Instant::now());
+        }
+        let is_beside_live = live_at.is_some_and(|at| at.elapsed() < LIVE_INTERVAL);
         let admitted = self.runner.max_background_runs() - self.permits.available_permits();
-        // The run that is to start has a permit, too.
-        let has_live = running >= admitted;
-        waiting > 0 || (has_live && admitted > MAX_BESIDE_LIVE)
+        self.runner.queue_load().1 > 0 || (is_beside_live && admitted > MAX_BESIDE_LIVE)
     }
 
     /// Starts a run, unless an earlier driver has, waits for its end, has it scored and records that.
