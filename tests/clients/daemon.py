@@ -38,8 +38,16 @@ arguments = { path = "note.md", content = "found" }
 text = "{{result.1}}"
 """
 TOOLS = 'workdir = "work"\ntools = ["list_directory", "write_file"]\n'
+# The old version of `quick` writes more.
+SCORER = """
+[[scorers]]
+name = "short"
+kind = "assert"
+expect = { matches = "^done$" }
+"""
 AGENTS = {
-    "quick": (TOOLS, "[[replies]]\ntext = \"done\"\n"),
+    "quick": (TOOLS + SCORER, "[[replies]]\ntext = \"done\"\n"),
+    "wordy": (TOOLS + SCORER, "[[replies]]\ntext = \"done, at last\"\n"),
     "slow": (TOOLS, "delay_ms = 40\n" + LISTS * 4 + FINAL),
     "endless": (TOOLS, "delay_ms = 2000\n" + LISTS + FINAL),
     "careful": (TOOLS + 'approve = ["write_file"]\n', WRITES),

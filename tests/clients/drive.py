@@ -219,6 +219,30 @@ def check_many_streams(client: Client, run_id: str) -> None:
         stream.close()
 
 
+def check_evals(client: Client) -> None:
+    cases = [{"id": name, "input": name} for name in ("a", "b", "c")]
+    accepted = client.create_eval(agent="quick", against="wordy", cases=cases, gates=["short.mean >= 1"])
+    assert accepted["planned"] == 6 and accepted["result"] is None
+    ended = client.wait_for_eval(accepted["id"], timeout=60)
+    assert ended["state"] == "completed" and ended == client.get_eval(accepted["id"])
+    result = ended["result"]
+    assert result is not None and result["against"] is not None
+    short = result["scorers"]["short"]
+    assert [version["mean"] for version in short["versions"]] == [1, 0] and short["wins"] == 3
+    assert result["gates"][0]["held"] and len(result["flipped"]) == 3
+    found = list(client.eval_cases(accepted["id"]))
+    assert [(case["case"], len(case["runs"])) for case in found] == [("a", 2), ("b", 2), ("c", 2)]
+    endless = client.create_eval(agent="endless", cases=cases, tools="live")
+    assert client.wait_for_eval(endless["id"], timeout=1.5)["finished_at"] is None
+    client.cancel_eval(endless["id"], "enough")
+    ended = client.wait_for_eval(endless["id"], timeout=60)
+    assert (ended["state"], ended["reason"]) == ("cancelled", "enough")
+    assert [it["id"] for it in client.evals()] == [endless["id"], accepted["id"]]
+    assert [it["id"] for it in client.evals(agent="quick")] == [accepted["id"]]
+    invalid = fails_with(axed_client.Invalid, lambda: client.create_eval(agent="quick", dataset="nowhere"))
+    assert invalid.errors[0]["pointer"] == "/dataset"
+
+
 def drive(daemon: Daemon) -> None:
     client = Client(daemon.url)
     assert {agent["name"] for agent in client.agents()} >= {"quick", "slow"}
@@ -271,6 +295,7 @@ def drive(daemon: Daemon) -> None:
     assert client.score(done["id"], "thumbs", True, comment="fine")["value"] == 1
     assert client.get(done["id"])["scores"] == {"thumbs": {"n": 1, "mean": 1.0}}
     assert "/feedback/" in client.feedback_link(done["id"], "thumbs", "7d")["url"]
+    check_evals(client)
     roles = [message["role"] for message in client.messages(careful["id"])]
     assert roles[:3] == ["user", "assistant", "tool"], roles
     assert client.turn(careful["id"], 1)["turn"] == client.turns(careful["id"])[0]["turn"] == 1
@@ -318,6 +343,9 @@ async def drive_async(daemon: Daemon) -> None:
         done, _ = await asyncio.gather(client.wait(waited["id"]), asyncio.to_thread(daemon.restart))
         assert done["status"] == "completed"
         assert waited["id"] in [run["id"] async for run in client.runs(agent="slow", limit=1)]
+        accepted = await client.create_eval(agent="quick", cases=[{"input": "a"}])
+        assert (await client.wait_for_eval(accepted["id"]))["state"] == "completed"
+        assert [case["case"] async for case in client.eval_cases(accepted["id"])] == ["1"]
         stopped = client.events(waited["id"])
         assert (await stopped.__anext__())["type"] == "run.queued"
         await stopped.close()

@@ -17,6 +17,9 @@ from axed_client.types import (
     AddedMessage,
     AgentSummary,
     ChildRun,
+    Eval,
+    EvalCase,
+    EvalRequest,
     FeedbackLink,
     ForkRequest,
     PendingApproval,
@@ -132,6 +135,22 @@ class AsyncClient:
         body = {"name": name, "expires_in": expires_in}
         return cast(FeedbackLink, await self._call(Request("POST", f"/runs/{segment(run_id)}/feedback-links", body=body)))
 
+    async def create_eval(self, **fields: Unpack[EvalRequest]) -> Eval:
+        """Evaluates an agent over the cases of a dataset. It is sent once, without repetition."""
+        return await self._run(protocol.create_eval(fields))
+
+    async def get_eval(self, eval_id: str) -> Eval:
+        return cast(Eval, await self._call(Request("GET", f"/evals/{segment(eval_id)}")))
+
+    async def wait_for_eval(self, eval_id: str, *, timeout: float | None = None) -> Eval:
+        """Waits for the end of an evaluation. `finished_at` is `None` if the time was over before."""
+        return await self._run(protocol.wait_for_eval(eval_id, protocol.end_of(timeout), self._retry_time))
+
+    async def cancel_eval(self, eval_id: str, reason: str | None = None) -> Eval:
+        """Cancels an evaluation. Its runs may still have to end afterwards."""
+        body = {} if reason is None else {"reason": reason}
+        return cast(Eval, await self._call(Request("POST", f"/evals/{segment(eval_id)}/cancel", body=body)))
+
     async def pause(self, run_id: str) -> Run:
         return cast(Run, await self._call(Request("POST", f"/runs/{segment(run_id)}/pause")))
 
@@ -199,6 +218,15 @@ class AsyncClient:
     def approvals(self, *, root: str | None = None) -> AsyncIterator[PendingApproval]:
         """The tool calls that wait for approval, oldest runs first."""
         return cast("AsyncIterator[PendingApproval]", self._pages("/approvals", {"root": root}, "cursor", "next_cursor"))
+
+    def evals(self, *, agent: str | None = None) -> AsyncIterator[Eval]:
+        """Evaluations without their results, newest first, over all pages."""
+        return cast("AsyncIterator[Eval]", self._pages("/evals", {"agent": agent}, "cursor", "next_cursor"))
+
+    def eval_cases(self, eval_id: str) -> AsyncIterator[EvalCase]:
+        """The cases of an evaluation with their runs, over all pages."""
+        path = f"/evals/{segment(eval_id)}/cases"
+        return cast("AsyncIterator[EvalCase]", self._pages(path, {}, "cursor", "next_cursor"))
 
     def messages(self, run_id: str) -> AsyncIterator[dict[str, Any]]:
         """The conversation of a run, over all pages."""

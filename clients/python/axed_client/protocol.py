@@ -25,7 +25,7 @@ from axed_client.errors import (
     problem,
 )
 from axed_client.events import RunEvent
-from axed_client.types import ForkRequest, Run, RunFields
+from axed_client.types import Eval, EvalRequest, ForkRequest, Run, RunFields
 
 T = TypeVar("T")
 
@@ -207,6 +207,23 @@ def wait(
         if seconds < 1:
             # The daemon waits for whole seconds.
             yield Sleep(seconds)
+
+
+def create_eval(fields: EvalRequest) -> Operation[Eval]:
+    """It is sent once: the daemon would evaluate again, which costs money."""
+    request = Request("POST", "/evals", body={**fields})
+    return cast(Eval, (yield from call(request, retry_time=0.0)))
+
+
+def wait_for_eval(eval_id: str, give_up_at: float, retry_time: float) -> Operation[Eval]:
+    """Waits for the end of an evaluation with as many requests as it takes; when the time is over it may not have ended."""
+    while True:
+        seconds = int(min(WAIT_SECONDS, max(0.0, give_up_at - time.monotonic())))
+        query: Query = [("wait", seconds)] if seconds else []
+        request = Request("GET", f"/evals/{segment(eval_id)}", query, read_timeout=READ_SECONDS + seconds)
+        found = cast(Eval, (yield from call(request, retry_time)))
+        if found["finished_at"] is not None or give_up_at - time.monotonic() < 1:
+            return found
 
 
 def end_of(timeout: float | None) -> float:

@@ -19,6 +19,9 @@ from axed_client.types import (
     AddedMessage,
     AgentSummary,
     ChildRun,
+    Eval,
+    EvalCase,
+    EvalRequest,
     FeedbackLink,
     ForkRequest,
     PendingApproval,
@@ -141,6 +144,22 @@ class Client:
         body = {"name": name, "expires_in": expires_in}
         return cast(FeedbackLink, self._call(Request("POST", f"/runs/{segment(run_id)}/feedback-links", body=body)))
 
+    def create_eval(self, **fields: Unpack[EvalRequest]) -> Eval:
+        """Evaluates an agent over the cases of a dataset. It is sent once, without repetition."""
+        return self._run(protocol.create_eval(fields))
+
+    def get_eval(self, eval_id: str) -> Eval:
+        return cast(Eval, self._call(Request("GET", f"/evals/{segment(eval_id)}")))
+
+    def wait_for_eval(self, eval_id: str, *, timeout: float | None = None) -> Eval:
+        """Waits for the end of an evaluation. `finished_at` is `None` if the time was over before."""
+        return self._run(protocol.wait_for_eval(eval_id, protocol.end_of(timeout), self._retry_time))
+
+    def cancel_eval(self, eval_id: str, reason: str | None = None) -> Eval:
+        """Cancels an evaluation. Its runs may still have to end afterwards."""
+        body = {} if reason is None else {"reason": reason}
+        return cast(Eval, self._call(Request("POST", f"/evals/{segment(eval_id)}/cancel", body=body)))
+
     def pause(self, run_id: str) -> Run:
         return cast(Run, self._call(Request("POST", f"/runs/{segment(run_id)}/pause")))
 
@@ -208,6 +227,15 @@ class Client:
     def approvals(self, *, root: str | None = None) -> Iterator[PendingApproval]:
         """The tool calls that wait for approval, oldest runs first."""
         return cast("Iterator[PendingApproval]", self._pages("/approvals", {"root": root}, "cursor", "next_cursor"))
+
+    def evals(self, *, agent: str | None = None) -> Iterator[Eval]:
+        """Evaluations without their results, newest first, over all pages."""
+        return cast("Iterator[Eval]", self._pages("/evals", {"agent": agent}, "cursor", "next_cursor"))
+
+    def eval_cases(self, eval_id: str) -> Iterator[EvalCase]:
+        """The cases of an evaluation with their runs, over all pages."""
+        path = f"/evals/{segment(eval_id)}/cases"
+        return cast("Iterator[EvalCase]", self._pages(path, {}, "cursor", "next_cursor"))
 
     def messages(self, run_id: str) -> Iterator[dict[str, Any]]:
         """The conversation of a run, over all pages."""

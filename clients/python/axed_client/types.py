@@ -163,6 +163,132 @@ class FeedbackLink(TypedDict):
     expires_at: str
 
 
+EvalState = Literal["queued", "running", "completed", "stopped", "cancelled", "failed"]
+
+
+class EvalVersion(TypedDict):
+    agent: str
+    version: str
+
+
+class Summary(TypedDict):
+    n: int
+    mean: float | None
+
+
+class ScorerResult(TypedDict):
+    """New version first; a difference is new - old."""
+
+    versions: list[Summary]
+    n: int
+    difference: float | None
+    low: float | None
+    high: float | None
+    p: float | None
+    wins: int
+    losses: int
+    ties: int
+    needed: int | None
+    labels: NotRequired[dict[str, list[int]]]
+    errors: NotRequired[dict[str, int]]
+
+
+class DurationSummary(TypedDict):
+    p50: int | None
+    p95: int | None
+
+
+class VersionTotals(TypedDict):
+    cases: int
+    cost: float | None
+    tokens: float
+    turns: float
+    tool_calls: float
+    duration: DurationSummary
+    errors: dict[str, int]
+    diverged: int
+
+
+class FlippedCase(TypedDict):
+    case: str
+    scorers: list[str]
+    a: str
+    b: str
+    compare: str
+
+
+class GateOutcome(TypedDict):
+    gate: str
+    held: bool
+    actual: float | None
+    why: str
+
+
+class EvalResult(VersionTotals):
+    scorers: dict[str, ScorerResult]
+    against: VersionTotals | None
+    flipped: list[FlippedCase]
+    gates: list[GateOutcome]
+
+
+class EvalLinks(TypedDict):
+    self: str
+    cases: str
+    cancel: str
+
+
+class Eval(TypedDict):
+    id: str
+    agent: str
+    state: EvalState
+    versions: list[EvalVersion]
+    dataset: str | None
+    scorers: list[str]
+    tools: str
+    repeat: int
+    gates: list[str]
+    planned: int
+    ended: int
+    estimate_usd: float | None
+    cap_usd: float | None
+    spent_usd: float
+    created_at: str
+    finished_at: str | None
+    reason: str | None
+    result: EvalResult | None
+    links: EvalLinks
+
+
+class Divergence(TypedDict):
+    path: str
+    turn: int
+    tool: str
+    arguments: str
+
+
+class EvalRun(TypedDict):
+    version: int
+    repeat: int
+    run_id: str | None
+    outcome: str | None
+    error: str | None
+    scores: dict[str, float | str]
+    unscored: dict[str, str]
+    cost_usd: float | None
+    tokens: int | None
+    turns: int | None
+    tool_calls: int | None
+    duration_ms: int | None
+    diverged: Divergence | None
+
+
+class EvalCase(TypedDict):
+    case: str
+    expected: Any
+    run: str | None
+    runs: list[EvalRun]
+
+
 class AddedMessage(TypedDict):
     run_id: str
     number: int
@@ -264,6 +390,21 @@ class ForkRequest(TypedDict, total=False):
     timeout: int
     session: str
     memory: bool
+
+
+class EvalRequest(TypedDict, total=False):
+    """What `create_eval` sends. The new version is `agent` or `definition`, the cases are `dataset` or `cases`."""
+
+    agent: str
+    definition: str
+    dataset: str
+    cases: list[dict[str, Any]]
+    against: str | dict[str, str]
+    scorers: list[str]
+    tools: str
+    repeat: int
+    budget: float
+    gates: list[str]
 
 
 class RunFilters(TypedDict, total=False):

@@ -14,6 +14,8 @@ export interface Call {
   timeout?: number;
   /** By `performance.now()`; the last attempt has a second more. */
   giveUpAt?: number;
+  /** Whether it is never sent again, because the daemon might do it twice. */
+  once?: boolean;
 }
 
 /** A request that is ready to be sent, any number of times. */

@@ -17,6 +17,9 @@ import type {
   AddedMessage,
   AgentSummary,
   ChildRun,
+  Eval,
+  EvalCase,
+  EvalRequest,
   FeedbackLink,
   ForkRequest,
   MessageContent,
@@ -176,6 +179,34 @@ export class Client {
     return this.json<FeedbackLink>({ method: "POST", path: `/runs/${encode(run)}/feedback-links`, body }, options);
   }
 
+  /** Evaluates an agent over the cases of a dataset. It is sent once, without repetition. */
+  createEval(request: EvalRequest, options: CallOptions = {}): Promise<Eval> {
+    return this.json<Eval>({ method: "POST", path: "/evals", body: request, once: true }, options);
+  }
+
+  getEval(id: string, options: CallOptions = {}): Promise<Eval> {
+    return this.json<Eval>({ method: "GET", path: `/evals/${encode(id)}` }, options);
+  }
+
+  /** Waits for the end of an evaluation. `finished_at` is null if the time was over before. */
+  async waitForEval(id: string, options: CallOptions & { timeout?: number } = {}): Promise<Eval> {
+    const remaining = (until: number): number => Math.max(0, (until - performance.now()) / 1000);
+    const giveUpAt = endOf(options);
+    for (;;) {
+      const wait = Math.floor(Math.min(WAIT_SECONDS, remaining(giveUpAt)));
+      const call: Call = { method: "GET", path: `/evals/${encode(id)}`, timeout: READ_TIMEOUT + wait * 1000 };
+      if (wait > 0) call.query = { wait };
+      const found = await this.json<Eval>(call, options);
+      if (found.finished_at !== null || remaining(giveUpAt) < 1) return found;
+    }
+  }
+
+  /** Cancels an evaluation. Its runs may still have to end afterwards. */
+  cancelEval(id: string, reason?: string, options: CallOptions = {}): Promise<Eval> {
+    const body = reason === undefined ? {} : { reason };
+    return this.json<Eval>({ method: "POST", path: `/evals/${encode(id)}/cancel`, body }, options);
+  }
+
   pause(run: string, options: CallOptions = {}): Promise<Run> {
     return this.json<Run>({ method: "POST", path: `/runs/${encode(run)}/pause` }, options);
   }
@@ -261,6 +292,16 @@ export class Client {
     return this.pages<PendingApproval>("/approvals", { ...filters }, "cursor", options);
   }
 
+  /** Evaluations without their results, newest first, over all pages. */
+  evals(filters: { agent?: string } = {}, options: CallOptions = {}): AsyncGenerator<Eval, void, undefined> {
+    return this.pages<Eval>("/evals", { ...filters }, "cursor", options);
+  }
+
+  /** The cases of an evaluation with their runs, over all pages. */
+  evalCases(id: string, options: CallOptions = {}): AsyncGenerator<EvalCase, void, undefined> {
+    return this.pages<EvalCase>(`/evals/${encode(id)}/cases`, {}, "cursor", options);
+  }
+
   /** The conversation of a run, over all pages. */
   messages(run: string, options: CallOptions = {}): AsyncGenerator<Record<string, unknown>, void, undefined> {
     return this.pages<Record<string, unknown>>(`/runs/${encode(run)}/messages`, {}, "after", options);
@@ -294,7 +335,7 @@ export class Client {
   /** Sends a request until there is a response that another attempt would not change, and reads it. */
   private async send(call: Call, options: CallOptions, onAttempt?: () => void): Promise<unknown> {
     const remaining = (): number => Math.max(0, (call.giveUpAt ?? Infinity) - performance.now());
-    const retries = new Retries(Math.min(this.retryTime, remaining()));
+    const retries = new Retries(call.once ? 0 : Math.min(this.retryTime, remaining()));
     const attempt = this.prepare(call);
     for (;;) {
       onAttempt?.();

@@ -130,6 +130,128 @@ export interface FeedbackLink {
   expires_at: string;
 }
 
+export interface EvalVersion {
+  agent: string;
+  version: string;
+}
+
+export interface Summary {
+  n: number;
+  mean: number | null;
+}
+
+/** New version first; a difference is new - old. */
+export interface ScorerResult {
+  versions: Summary[];
+  n: number;
+  difference: number | null;
+  low: number | null;
+  high: number | null;
+  p: number | null;
+  wins: number;
+  losses: number;
+  ties: number;
+  needed: number | null;
+  labels?: Record<string, number[]>;
+  errors?: Record<string, number>;
+}
+
+export interface DurationSummary {
+  p50: number | null;
+  p95: number | null;
+}
+
+export interface VersionTotals {
+  cases: number;
+  cost: number | null;
+  tokens: number;
+  turns: number;
+  tool_calls: number;
+  duration: DurationSummary;
+  errors: Record<string, number>;
+  diverged: number;
+}
+
+export interface FlippedCase {
+  case: string;
+  scorers: string[];
+  a: string;
+  b: string;
+  compare: string;
+}
+
+export interface GateOutcome {
+  gate: string;
+  held: boolean;
+  actual: number | null;
+  why: string;
+}
+
+export interface EvalResult extends VersionTotals {
+  scorers: Record<string, ScorerResult>;
+  against: VersionTotals | null;
+  flipped: FlippedCase[];
+  gates: GateOutcome[];
+}
+
+export interface EvalLinks {
+  self: string;
+  cases: string;
+  cancel: string;
+}
+
+export interface Eval {
+  id: string;
+  agent: string;
+  state: "queued" | "running" | "completed" | "stopped" | "cancelled" | "failed";
+  versions: EvalVersion[];
+  dataset: string | null;
+  scorers: string[];
+  tools: string;
+  repeat: number;
+  gates: string[];
+  planned: number;
+  ended: number;
+  estimate_usd: number | null;
+  cap_usd: number | null;
+  spent_usd: number;
+  created_at: string;
+  finished_at: string | null;
+  reason: string | null;
+  result: EvalResult | null;
+  links: EvalLinks;
+}
+
+export interface Divergence {
+  path: string;
+  turn: number;
+  tool: string;
+  arguments: string;
+}
+
+export interface EvalRun {
+  version: number;
+  repeat: number;
+  run_id: string | null;
+  outcome: string | null;
+  error: string | null;
+  scores: Record<string, number | string>;
+  unscored: Record<string, string>;
+  cost_usd: number | null;
+  tokens: number | null;
+  turns: number | null;
+  tool_calls: number | null;
+  duration_ms: number | null;
+  diverged: Divergence | null;
+}
+
+export interface EvalCase {
+  case: string;
+  expected: unknown;
+  run: string | null;
+  runs: EvalRun[];
+}
+
 export interface ChildRun extends Run {
   task: string | null;
   usage: Usage;
@@ -222,6 +344,20 @@ export interface RunRequest {
   session?: string;
   on_busy?: "queue" | "reject" | "cancel_previous";
   messages?: Record<string, unknown>[];
+}
+
+/** The new version is `agent` or `definition`, the cases are `dataset` or `cases`. */
+export interface EvalRequest {
+  agent?: string;
+  definition?: string;
+  dataset?: string;
+  cases?: Record<string, unknown>[];
+  against?: string | { definition: string };
+  scorers?: string[];
+  tools?: string;
+  repeat?: number;
+  budget?: number;
+  gates?: string[];
 }
 
 export interface ForkEdit {
