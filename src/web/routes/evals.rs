@@ -133,15 +133,23 @@ impl FromRequestParts<AppState> for VisibleEval {
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Problem> {
         let principal = Principal::from_parts(parts, state)?;
         let Params(id) = Params::<String>::from_request_parts(parts, state).await?;
-        let found = match id.parse() {
-            Ok(id) => state.runner.store().eval(id).await?,
-            Err(()) => None,
-        };
-        found
-            .filter(|eval| can_see(&principal, eval))
-            .map(Self)
-            .ok_or_else(|| eval_not_found(&id))
+        visible_eval(state, &principal, &id).await.map(Self)
     }
+}
+
+/// The evaluation with this id. Responds 404 if there is none that the principal may see.
+pub async fn visible_eval(
+    state: &AppState,
+    principal: &Principal,
+    id: &str,
+) -> Result<Evaluation, Problem> {
+    let found = match id.parse() {
+        Ok(id) => state.runner.store().eval(id).await?,
+        Err(()) => None,
+    };
+    found
+        .filter(|eval| can_see(principal, eval))
+        .ok_or_else(|| eval_not_found(id))
 }
 
 fn eval_not_found(id: &str) -> Problem {
@@ -202,23 +210,43 @@ async fn list(
     links: LinkPrefix,
     Query(query): Query<ListQuery>,
 ) -> Result<Response, Problem> {
-    let limit = query.limit.0;
+    let before = query.cursor.map(|Cursor(id)| id);
+    let page = visible_page(&state, &principal, query.agent, before, query.limit.0).await?;
+    let evals = page.evals.into_iter();
+    let page = EvalsPage {
+        data: evals.map(|eval| EvalView::new(eval, &links)).collect(),
+        next_cursor: page.next,
+    };
+    Ok(json_response(StatusCode::OK, &page))
+}
+
+/// Evaluations, newest first, without results.
+pub struct VisiblePage {
+    pub evals: Vec<Evaluation>,
+    /// The cursor of the next page.
+    pub next: Option<EvalId>,
+}
+
+/// A page of the evaluations, perhaps of one agent, that the principal may see.
+pub async fn visible_page(
+    state: &AppState,
+    principal: &Principal,
+    agent: Option<String>,
+    before: Option<EvalId>,
+    limit: usize,
+) -> Result<VisiblePage, Problem> {
     let query = EvalQuery {
         owner: principal.owner_filter().map(str::to_owned),
-        agent: query.agent,
-        before: query.cursor.map(|Cursor(id)| id),
+        agent,
+        before,
         limit: limit + 1,
     };
     let mut evals = state.runner.store().evals(query).await?;
     let has_more = evals.len() > limit;
     evals.truncate(limit);
-    let next_cursor = evals.last().map(|eval| eval.id).filter(|_| has_more);
-    let visible = evals.into_iter().filter(|eval| can_see(&principal, eval));
-    let data = visible.map(|eval| EvalView::new(eval, &links)).collect();
-    Ok(json_response(
-        StatusCode::OK,
-        &EvalsPage { data, next_cursor },
-    ))
+    let next = evals.last().map(|eval| eval.id).filter(|_| has_more);
+    evals.retain(|eval| can_see(principal, eval));
+    Ok(VisiblePage { evals, next })
 }
 
 /// The evaluation as it is now.
@@ -259,16 +287,27 @@ async fn cases(
     VisibleEval(eval): VisibleEval,
 ) -> Result<Response, Problem> {
     let start = query.cursor.map_or(0, |Cursor(start)| start);
-    let limit = u32::try_from(query.limit.0).unwrap_or(u32::MAX);
-    let numbers = start..start.saturating_add(limit);
+    let page = cases_page(&state, eval.id, start, query.limit.0).await?;
+    Ok(json_response(StatusCode::OK, &page))
+}
+
+/// The cases from this number on, with their runs.
+pub async fn cases_page(
+    state: &AppState,
+    eval: EvalId,
+    start: u32,
+    limit: usize,
+) -> Result<CasesPage, Problem> {
+    let end = start.saturating_add(u32::try_from(limit).unwrap_or(u32::MAX));
+    let numbers = start..end;
     let store = state.runner.store();
-    let cases = store.eval_cases(eval.id, numbers.clone()).await?;
+    let cases = store.eval_cases(eval, numbers.clone()).await?;
     let mut runs = store
-        .eval_runs(eval.id, numbers.clone())
+        .eval_runs(eval, numbers.clone())
         .await?
         .into_iter()
         .peekable();
-    let is_full = cases.len() == query.limit.0;
+    let is_full = cases.len() == limit;
     let mut data = Vec::new();
     for case in cases {
         let mut of_case = Vec::new();
@@ -283,10 +322,7 @@ async fn cases(
         });
     }
     let next_cursor = is_full.then(|| numbers.end.to_string());
-    Ok(json_response(
-        StatusCode::OK,
-        &CasesPage { data, next_cursor },
-    ))
+    Ok(CasesPage { data, next_cursor })
 }
 
 /// 202 while runs have to end, 200 if the evaluation has ended.
