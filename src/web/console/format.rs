@@ -87,6 +87,22 @@ pub fn usd(usd: Option<f64>) -> String {
     }
 }
 
+/// At most three decimals: `0.8`, `1`, `0.125`.
+pub fn decimal(number: f64) -> String {
+    // No sign of a zero.
+    ((number * 1e3).round() / 1e3 + 0.0).to_string()
+}
+
+/// `+0.1`, `−0.125`, `0`.
+pub fn signed(number: f64) -> String {
+    let size = decimal(number.abs());
+    match number {
+        _ if size == "0" => size,
+        number if number < 0.0 => format!("−{size}"),
+        _ => format!("+{size}"),
+    }
+}
+
 /// How long ago, with the time itself as its title.
 pub fn ago(time: Timestamp, now: Timestamp) -> Markup {
     let seconds = now.as_second() - time.as_second();
@@ -151,7 +167,8 @@ pub fn pretty_json(json: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::{
-        bytes, count, duration, excerpt, percent, pretty_json, prose, thousands, tick, usd,
+        bytes, count, decimal, duration, excerpt, percent, pretty_json, prose, signed, thousands,
+        tick, usd,
     };
 
     #[test]
@@ -165,6 +182,11 @@ mod tests {
             [(0, 3), (1, 250), (1, 3)].map(|(a, b)| percent(a, b)),
             ["0 %", "0.4 %", "33 %"]
         );
+        assert_eq!(
+            [0.8, 1.0, 0.123_45, -0.000_1].map(decimal),
+            ["0.8", "1", "0.123", "0"]
+        );
+        assert_eq!([0.1, -0.05, -0.000_1].map(signed), ["+0.1", "−0.05", "0"]);
         assert_eq!([12, 12_345, 4_500_000].map(count), ["12", "12.3k", "4.5M"]);
         assert_eq!(
             [950, 12_345, 4_500_000].map(thousands),

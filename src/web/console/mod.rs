@@ -23,6 +23,7 @@ pub mod assets;
 pub mod chart;
 pub mod diff;
 pub mod format;
+pub mod interval;
 pub mod layout;
 pub mod markdown;
 pub mod messages;
