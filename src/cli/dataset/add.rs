@@ -6,9 +6,9 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use jiff::Timestamp;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use crate::catalog::{datasets, prompt};
+use crate::catalog::datasets;
 use crate::cli::data;
 use crate::cli::dataset::source::{Source, Wanted};
 use crate::cli::dataset::{error_line, request_check};
@@ -22,11 +22,11 @@ use crate::cli::whole_file;
 use crate::config::Config;
 use crate::config::load::Flags;
 use crate::domain::agent::is_agent_name;
-use crate::domain::content::{Content, Part};
 use crate::domain::counted::counted;
 use crate::domain::dataset::{self, CheckRequest, DatasetError};
 use crate::domain::run::{MARKS, RunId, Status};
 use crate::store::open;
+use crate::web::response::case_line::{self, Unsuitable};
 
 #[derive(Debug, clap::Args)]
 #[command(
@@ -40,14 +40,18 @@ Examples:
   axed dataset add release --agent planner --since 30d
   axed dataset add release --agent planner --expect --limit 50
   axed dataset add thumbs-down --agent planner --score 'thumbs=<1'
+  axed dataset add release --run run_019a1f3c-8d2e-7b40-9c55-3f1e6a7b8c9d
   axed dataset add release --agent planner --data /var/lib/axed"
 )]
 pub struct Add {
     /// Name of the dataset; its file is made if it is missing
     name: String,
     /// Agent whose runs are added
-    #[arg(long, value_name = "AGENT")]
-    agent: String,
+    #[arg(long, value_name = "AGENT", required_unless_present = "runs")]
+    agent: Option<String>,
+    /// Add this run, whatever its status; repeatable
+    #[arg(long = "run", value_name = "RUN", conflicts_with_all = ["agent", "since", "status", "limit", "scores", "data"])]
+    runs: Vec<String>,
     /// Only runs accepted since then: an age such as 30d or 12h, a date, or a time
     #[arg(long, value_name = "WHEN", value_parser = parse_since)]
     since: Option<String>,
@@ -171,7 +175,16 @@ fn invalid(path: &Path, errors: &[DatasetError]) -> InvalidInput {
 struct Collected {
     lines: Vec<String>,
     /// How many runs were skipped, by the reason.
-    skipped: BTreeMap<&'static str, usize>,
+    skipped: BTreeMap<Unsuitable, usize>,
+}
+
+impl Collected {
+    fn add(&mut self, line: Result<String, Unsuitable>) {
+        match line {
+            Ok(line) => self.lines.push(line),
+            Err(reason) => *self.skipped.entry(reason).or_default() += 1,
+        }
+    }
 }
 
 async fn collect(
@@ -180,8 +193,20 @@ async fn collect(
     present: &HashSet<RunId>,
     check: &CheckRequest<'_>,
 ) -> anyhow::Result<Collected> {
+    let mut collected = Collected::default();
+    for id in &args.runs {
+        let run = source.run(id).await?;
+        let line = match unsuitable(&run) {
+            Some(reason) => Err(reason),
+            None => line_of(args, source, &run, present, check).await?,
+        };
+        collected.add(line);
+    }
+    let Some(agent) = &args.agent else {
+        return Ok(collected);
+    };
     let wanted = Wanted {
-        agent: &args.agent,
+        agent,
         status: args.status,
         since: args
             .since
@@ -190,7 +215,6 @@ async fn collect(
             .transpose()?,
         scores: &args.scores,
     };
-    let mut collected = Collected::default();
     let (mut cursor, mut remaining) = (None, args.limit);
     while remaining > 0 {
         let page = source.runs(&wanted, remaining.min(MAX_PAGE_RUNS), cursor.as_deref());
@@ -202,10 +226,7 @@ async fn collect(
             .take(remaining)
         {
             remaining -= 1;
-            match case_line(args, source, run, present, check).await? {
-                Ok(line) => collected.lines.push(line),
-                Err(reason) => *collected.skipped.entry(reason).or_default() += 1,
-            }
+            collected.add(line_of(args, source, run, present, check).await?);
         }
         cursor = page.next_cursor;
         if cursor.is_none() {
@@ -221,42 +242,34 @@ fn is_marked(run: &Value) -> bool {
     MARKS.iter().any(|mark| run["labels"].get(mark).is_some())
 }
 
+/// Why no list that is searched has the run.
+fn unsuitable(run: &Value) -> Option<Unsuitable> {
+    match run {
+        run if is_marked(run) => Some("of scorers or evaluations"),
+        run if !run["parent_id"].is_null() => Some("below other runs"),
+        run if run["finished_at"].is_null() => Some("that have not ended"),
+        _ => None,
+    }
+}
+
 /// The line of a run, or why it is skipped.
-async fn case_line(
+async fn line_of(
     args: &Add,
     source: &Source,
     run: &Value,
     present: &HashSet<RunId>,
     check: &CheckRequest<'_>,
-) -> anyhow::Result<Result<String, &'static str>> {
+) -> anyhow::Result<Result<String, Unsuitable>> {
     let id: RunId = serde_json::from_value(run["id"].clone()).context("the id of a run")?;
     if present.contains(&id) {
         return Ok(Err("in it already"));
     }
     let request = source.request(id).await?;
-    if request["too_large"] == true {
-        return Ok(Err("whose request is too large to be recorded"));
-    }
-    let context = request["context"].as_str();
     let messages = source.messages(id).await?;
-    let earlier = earlier_messages(messages, run, context);
-    if has_files(&run["input"]) || earlier.iter().any(message_has_files) {
-        return Ok(Err("with images or files"));
-    }
-    let mut case = Map::new();
-    case.insert("input".to_owned(), run["input"].clone());
-    if let Some(context) = context {
-        case.insert("context".to_owned(), context.into());
-    }
-    if !earlier.is_empty() {
-        case.insert("messages".to_owned(), earlier.into());
-    }
-    let answers = [&run["structured"], &run["content"]];
-    if let (true, Some(answer)) = (args.expect, answers.into_iter().find(|it| !it.is_null())) {
-        case.insert("expected".to_owned(), answer.clone());
-    }
-    case.insert("run".to_owned(), json!(id));
-    let line = Value::Object(case).to_string();
+    let line = match case_line::case_line(run, &request, messages, args.expect) {
+        Ok(line) => line,
+        Err(reason) => return Ok(Err(reason)),
+    };
     Ok(match dataset::parse(line.as_bytes(), check) {
         Ok(_) => Ok(line),
         Err(errors) => {
@@ -269,40 +282,6 @@ async fn case_line(
             Err("that the API would refuse")
         }
     })
-}
-
-/// The messages before those of the run itself. Its own replies are the last ones; before the first is its input, perhaps with messages
-/// that were added to the run.
-fn earlier_messages(mut messages: Vec<Value>, run: &Value, context: Option<&str>) -> Vec<Value> {
-    let mut own_replies = run["turns"].as_u64().unwrap_or_default();
-    let mut end = messages.len();
-    while own_replies > 0 && end > 0 {
-        end -= 1;
-        own_replies -= u64::from(messages[end]["role"] == "assistant");
-    }
-    let before = messages[..end].iter().rposition(|it| it["role"] != "user");
-    let start = before.map_or(0, |last| last + 1);
-    let input = serde_json::from_value::<Content>(run["input"].clone()).ok();
-    let input = json!(prompt::root_message(input, context));
-    let own = messages[start..end].iter();
-    // The message of an agent with a template differs from the input.
-    let skipped = own.into_iter().position(|it| it["content"] == input);
-    messages.truncate(start + skipped.unwrap_or_default());
-    messages
-}
-
-fn message_has_files(message: &Value) -> bool {
-    let mut results = message["tool_results"].as_array().into_iter().flatten();
-    has_files(&message["content"]) || results.any(|it| it.get("attachments").is_some())
-}
-
-/// Whether a content has parts that are not texts: the record shows only their digests.
-fn has_files(content: &Value) -> bool {
-    let content = serde_json::from_value::<Content>(content.clone());
-    let parts = content.iter().filter_map(Content::parts).flatten();
-    parts
-        .into_iter()
-        .any(|part| !matches!(part, Part::Text { .. }))
 }
 
 fn report(args: &Add, path: &Path, collected: &Collected) -> anyhow::Result<()> {

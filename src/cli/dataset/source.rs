@@ -9,13 +9,10 @@ use serde_json::Value;
 
 use crate::cli::client::{Client, RunPage};
 use crate::cli::runs::conversation;
-use crate::domain::event::EventKind;
 use crate::domain::run::{RunId, Status, now};
-use crate::engine::history::RecordedConversation;
-use crate::record::entry::{self, Entry};
 use crate::store::run_store::RunStore;
 use crate::store::runs::RunFilter;
-use crate::web::response::conversation::Conversation;
+use crate::web::response::case_line;
 use crate::web::response::run::RunView;
 
 pub enum Source {
@@ -63,6 +60,14 @@ impl Source {
         }
     }
 
+    /// A run of a daemon, with whole texts. The id may be a part of one.
+    pub async fn run(&self, id: &str) -> anyhow::Result<Value> {
+        match self {
+            Self::Daemon(client) => Ok(client.get_run(id, 0).await?),
+            Self::Data(_) => anyhow::bail!("--run needs a daemon"),
+        }
+    }
+
     /// The messages of a run, oldest first.
     pub async fn messages(&self, id: RunId) -> anyhow::Result<Vec<Value>> {
         match self {
@@ -73,17 +78,8 @@ impl Source {
                 Ok(pages.await?.data)
             }
             Self::Data(store) => {
-                let steps = entry::steps(store.entries(id).await?);
-                let recorded = RecordedConversation::from_steps(steps);
-                let mut messages = Vec::new();
-                while messages.len() < recorded.messages.len() {
-                    let page = Conversation::page(&recorded, messages.len());
-                    match &mut serde_json::to_value(page)?["data"] {
-                        Value::Array(data) if !data.is_empty() => messages.append(data),
-                        _ => break,
-                    }
-                }
-                Ok(messages)
+                let entries = store.entries(id).await?;
+                Ok(case_line::recorded_messages(entries)?)
             }
         }
     }
@@ -99,15 +95,7 @@ impl Source {
             }
             Self::Data(store) => {
                 let entries = store.entries(id).await?;
-                let request = entries.into_iter().find_map(|it| match it.entry {
-                    Entry::Event(EventKind::RunQueued { request, .. }) => request,
-                    _ => None,
-                });
-                let request = request.map(|request| serde_json::from_str(request.get()));
-                Ok(request
-                    .transpose()
-                    .context("the record of a request")?
-                    .unwrap_or_default())
+                case_line::recorded_request(&entries).context("the record of a request")
             }
         }
     }

@@ -1,5 +1,6 @@
 //! What clients read: the run object, trees, conversations and event streams.
 
+pub mod case_line;
 pub mod conversation;
 pub mod eval;
 pub mod event_scope;
