@@ -34,11 +34,12 @@ const HEADERS: [(HeaderName, &str); 7] = [
 ];
 
 /// Name and path of each section.
-const SECTIONS: [(&str, &str); 7] = [
+const SECTIONS: [(&str, &str); 8] = [
     ("Runs", "/"),
     ("Agents", "/agents"),
     ("Approvals", "/approvals"),
     ("Sessions", "/sessions"),
+    ("Evaluations", "/evals"),
     ("Compare", "/compare"),
     ("Usage", "/usage"),
     ("System", "/system"),

@@ -14,6 +14,7 @@ const readers = {
     return Number(text);
   },
   score: (text) => (Number.isFinite(Number(text)) ? Number(text) : text),
+  lines: (text) => text.split("\n").map((line) => line.trim()).filter(Boolean),
   json: (text) => {
     try {
       return JSON.parse(text);
@@ -53,7 +54,8 @@ export async function bodyOf(form, submitter) {
     if (!field.name || field.type === "submit" || field.type === "checkbox" || !field.value.trim()) continue;
     if (field.dataset.for && field.dataset.for !== submitter?.value) continue;
     if ("onlyIfChanged" in field.dataset && field.value === field.defaultValue) continue;
-    put(body, field.name, valueOf(field));
+    // A field with the name of a property of forms, such as `dataset`, would hide it.
+    put(body, field.dataset.field ?? field.name, valueOf(field));
   }
   if (submitter?.name) put(body, submitter.name, valueOf(submitter));
   for (const field of form.querySelectorAll("[data-pictures]")) {
@@ -78,7 +80,10 @@ const PAUSE_MS = 600;
 
 const VERDICTS = { approve: "Approved", deny: "Denied" };
 
-const runAddress = (id) => `${document.documentElement.dataset.prefix}/ui/runs/${encodeURIComponent(id)}`;
+/** The pages of what a form starts. */
+const PAGES = { run: "runs", eval: "evals" };
+
+const addressOf = (kind, id) => `${document.documentElement.dataset.prefix}/ui/${PAGES[kind]}/${encodeURIComponent(id)}`;
 
 async function submit(event) {
   const form = event.target;
@@ -100,7 +105,7 @@ async function submit(event) {
       const edited = body.arguments ? ", with other arguments" : "";
       markDecided(form.closest(".approval"), `${VERDICTS[body.decision]}${edited}${reason}`);
     }
-    if (form.dataset.then === "run") await visit(runAddress(answer.id));
+    if (form.dataset.then in PAGES) await visit(addressOf(form.dataset.then, answer.id));
     else await refresh().catch(() => notice("Sent, but this page could not be brought up to date."));
   } catch (error) {
     fail(form, error.message);
@@ -144,12 +149,15 @@ async function download(link) {
     notice(problem.detail || `The server answered ${response.status}.`);
     return;
   }
-  const address = URL.createObjectURL(await response.blob());
+  saveAs(link.dataset.download, await response.blob());
+}
+
+function saveAs(name, blob) {
   const anchor = document.createElement("a");
-  anchor.href = address;
-  anchor.download = link.dataset.download;
+  anchor.href = URL.createObjectURL(blob);
+  anchor.download = name;
   anchor.click();
-  setTimeout(() => URL.revokeObjectURL(address), 10_000);
+  setTimeout(() => URL.revokeObjectURL(anchor.href), 10_000);
 }
 
 function preview(field) {

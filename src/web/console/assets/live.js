@@ -167,9 +167,6 @@ async function followRun(page, signal) {
 }
 
 function poll(signal) {
-  const intervals = [...document.querySelectorAll("[data-live]")].map((part) => Number(part.dataset.live));
-  const interval = Math.min(...intervals.filter((it) => it > 0));
-  if (!Number.isFinite(interval)) return;
   const next = async () => {
     if (!document.hidden) {
       const refreshed = await refresh().then(() => true, () => false);
@@ -177,9 +174,15 @@ function poll(signal) {
       if (signal.aborted) return;
       connected(refreshed);
     }
-    if (!signal.aborted) timer = setTimeout(next, interval);
+    if (!signal.aborted) schedule();
   };
-  timer = setTimeout(next, interval);
+  // What has ended needs no other look.
+  const schedule = () => {
+    const intervals = [...document.querySelectorAll("[data-live]")].map((part) => Number(part.dataset.live));
+    const interval = Math.min(...intervals.filter((it) => it > 0));
+    if (Number.isFinite(interval)) timer = setTimeout(next, interval);
+  };
+  schedule();
 }
 
 /** What changes the order of a text as a visible mark, as in the pages: see `terminal_text::mark_reordering`. */

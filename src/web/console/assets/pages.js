@@ -98,6 +98,7 @@ export async function refresh() {
     const newer = page.getElementById(part.id);
     if (!newer) continue;
     await showPictures(newer);
+    part.dataset.live = newer.dataset.live;
     replace(part, newer);
   }
   document.dispatchEvent(new Event("console:refreshed"));

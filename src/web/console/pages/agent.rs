@@ -1,4 +1,4 @@
-//! `/ui/agents/{name}`: an agent's definition, what is wrong with its file, a form that starts a run, its last runs.
+//! `/ui/agents/{name}`: an agent's definition, what is wrong with its file, forms that start a run or an evaluation, its last runs.
 
 use maud::{Markup, html};
 use serde::Deserialize;
@@ -13,7 +13,7 @@ use crate::settings::section::Audience;
 use crate::store::runs::RunFilter;
 use crate::web::console::layout::Page;
 use crate::web::console::pages::agents::state;
-use crate::web::console::pages::{agent_versions, input_form};
+use crate::web::console::pages::{agent_versions, evaluate, input_form};
 use crate::web::console::parts::{self, query_string};
 use crate::web::console::request::ConsoleRequest;
 use crate::web::error::Problem;
@@ -55,11 +55,13 @@ pub async fn page(request: ConsoleRequest) -> Result<Page, Problem> {
         None => None,
     };
     let may_start = agent.version.is_some() && request.may(KeyScope::Run);
+    let evaluations = evaluate::render(request, entry, may_start).await?;
     let body = html! {
         div.head {
             div { h1 { (name) " " (state(agent)) } p.muted { (agent.description.unwrap_or_default()) } }
             div.actions {
                 @if may_start && schema.is_none() { a.button.primary href="#start-title" { "Run" } a.button href=(request.href(&format!("/agents/{name}/chat"))) { "Chat" } }
+                @if may_start { a.button href="#evaluate-title" { "Evaluate" } }
             }
         }
         @if let Some(error) = &agent.error { div.failure role="alert" { b { "The file is invalid" } pre.plain { (error) } } }
@@ -74,6 +76,7 @@ pub async fn page(request: ConsoleRequest) -> Result<Page, Problem> {
             }
         }
         (versions)
+        (evaluations)
         (definition(entry))
     };
     Ok(Page::new("Agents", name.clone(), body))
