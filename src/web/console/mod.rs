@@ -13,8 +13,8 @@
 use crate::config::KeyScope;
 use crate::web::console::layout::Page;
 use crate::web::console::pages::{
-    agent, agents, approvals, chat, compare, evals, missing, picture, run, runs, sessions, system,
-    usage,
+    agent, agents, approvals, chat, compare, eval, evals, missing, picture, run,
+    runs, sessions, system, usage,
 };
 use crate::web::console::request::ConsoleRequest;
 use crate::web::error::Problem;
@@ -42,6 +42,7 @@ pub fn routes() -> Vec<Route> {
         page("/ui/runs/{id}/pictures/{sha256}", picture::get).with_scope(KeyScope::Read),
         html_page("/ui/compare", compare::page),
         html_page("/ui/evals", evals::page),
+        html_page("/ui/evals/{id}", eval::page),
         html_page("/ui/agents", agents::page),
         html_page("/ui/agents/{name}", agent::page),
         html_page("/ui/agents/{name}/chat", chat::page),

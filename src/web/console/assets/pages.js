@@ -74,13 +74,16 @@ export async function visit(address, { push = true, scroll = true } = {}) {
     return;
   }
   if (mine !== generation) return;
-  if (push) history.pushState(null, "", loaded.url);
+  // The address of a response has no fragment.
+  const { hash } = new URL(address, location.href);
+  if (push) history.pushState(null, "", loaded.url + hash);
   for (const address of pictures.values()) URL.revokeObjectURL(address);
   pictures.clear();
   document.title = loaded.page.title;
   document.body.replaceWith(document.adoptNode(loaded.page.body));
   if (scroll) window.scrollTo(0, 0);
   document.getElementById("main")?.focus({ preventScroll: true });
+  if (scroll && hash) document.getElementById(hash.slice(1))?.scrollIntoView();
   announce();
 }
 

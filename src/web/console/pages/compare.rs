@@ -66,6 +66,7 @@ async fn compare(request: &ConsoleRequest, a: &str, b: &str) -> Result<Markup, P
     Ok(html! {
         (totals)
         @if nodes.is_empty() { (parts::empty("No differences", "Both trees have the same prompts, replies, calls and results.")) }
+        div #difference {}
         @for node in &nodes { (node) }
         @if compared.truncated { p.warning { "There are more differences than are shown." } }
     })
@@ -115,7 +116,7 @@ fn totals(request: &ConsoleRequest, a: &Run, b: &Run, diff: &RunDiff) -> Markup 
 }
 
 /// `+120 (+12 %)`, `−3 ms (−5 %)`; nothing if both are equal or one is unknown.
-fn delta(a: Option<f64>, b: Option<f64>, show: fn(f64) -> String) -> String {
+pub fn delta(a: Option<f64>, b: Option<f64>, show: fn(f64) -> String) -> String {
     let Some((a, b)) = a.zip(b).filter(|(a, b)| a != b) else {
         return String::new();
     };
