@@ -13,7 +13,7 @@
 use crate::config::KeyScope;
 use crate::web::console::layout::Page;
 use crate::web::console::pages::{
-    agent, agents, approvals, chat, compare, eval, evals, missing, picture, run,
+    add_to_dataset, agent, agents, approvals, chat, compare, eval, evals, missing, picture, run,
     runs, sessions, system, usage,
 };
 use crate::web::console::request::ConsoleRequest;
@@ -39,6 +39,7 @@ pub fn routes() -> Vec<Route> {
         page("/ui", layout::redirect_to_console),
         html_page("/ui/", runs::page),
         html_page("/ui/runs/{id}", run::page),
+        html_page("/ui/runs/{id}/dataset", add_to_dataset::page),
         page("/ui/runs/{id}/pictures/{sha256}", picture::get).with_scope(KeyScope::Read),
         html_page("/ui/compare", compare::page),
         html_page("/ui/evals", evals::page),

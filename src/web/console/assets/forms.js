@@ -160,6 +160,12 @@ function saveAs(name, blob) {
   setTimeout(() => URL.revokeObjectURL(anchor.href), 10_000);
 }
 
+/** Saves the text beside the button as a file. */
+function save(button) {
+  const text = button.closest("section").querySelector("[data-source]").textContent;
+  saveAs(button.dataset.save, new Blob([`${text}\n`], { type: "application/jsonl" }));
+}
+
 function preview(field) {
   const place = field.form?.querySelector("[data-previews]");
   if (!place) return;
@@ -191,6 +197,8 @@ export function start() {
     for (const form of document.querySelectorAll("[data-cancel-many]")) countChosen(form);
   });
   document.addEventListener("click", (event) => {
+    const saved = event.target.closest?.("[data-save]");
+    if (saved) save(saved);
     const link = event.target.closest?.("[data-download]");
     if (!link) return;
     event.preventDefault();

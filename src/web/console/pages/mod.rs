@@ -1,5 +1,6 @@
 //! One file a page.
 
+pub mod add_to_dataset;
 pub mod agent;
 pub mod agent_versions;
 pub mod agents;

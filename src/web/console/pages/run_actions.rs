@@ -29,7 +29,10 @@ pub fn buttons(request: &ConsoleRequest, run: &Run) -> Markup {
         }
         @if !is_active && may(KeyScope::Run) { (score(&path("/scores"))) }
         @if may(KeyScope::Run) && run.turns > 0 { (fork(&path("/fork"), None)) }
-        @if !is_active && is_root { (save_as_test(&path("/recording"), run)) }
+        @if !is_active && is_root {
+            (save_as_test(&path("/recording"), run))
+            a.button href=(request.href(&format!("/runs/{}/dataset", run.id))) { "Add to dataset" }
+        }
         a.button href=(format!("{}?{compare}", request.href("/compare"))) { "Compare" }
         @if is_active && may(KeyScope::Cancel) { (cancel(&path("/cancel"), run)) }
     }
