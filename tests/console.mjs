@@ -16,6 +16,7 @@ import { join } from "node:path";
 import { chromium } from "playwright-core";
 
 import { checkSizes, faultsOf, focusFaultsOf } from "./console_checks.mjs";
+import { EVAL_FILES, EVAL_PRICES, addToDataset, cancelEvaluations, evalAddresses, evaluate, report, thumbs } from "./console_evals.mjs";
 import { refusedList, skipToTheContent } from "./console_navigation.mjs";
 
 const [axed, executablePath, shots] = process.argv.slice(2);
@@ -48,7 +49,8 @@ output = 15.0
 [prices."scripted/critic"]
 input = 1.0
 output = 5.0
-`,
+${EVAL_PRICES}`,
+  ...EVAL_FILES,
   "agents/writer.toml": `
 name = "writer"
 description = "Writes a story, slowly."
@@ -241,8 +243,12 @@ async function inANewTab(browser, base, story) {
 const shot = async (page, name) => shots && page.screenshot({ path: join(shots, `${name}.png`) });
 const runOf = (page) => page.url().match(/run_[0-9a-f-]{36}/)?.[0];
 const status = (page, text) => page.locator("#state .status", { hasText: text }).waitFor();
+const tools = { api, shot, axed, home };
 let passed = 0;
+/** Only stories whose name contains this, if it is given. */
+const filter = process.env.STORIES ?? "";
 const story = async (name, tell) => {
+  if (!name.includes(filter)) return;
   try {
     await tell();
   } catch (error) {
@@ -538,7 +544,7 @@ async function reconnect(page, base, port, daemon) {
 }
 
 async function everyPage(page, base, faults) {
-  for (const path of ["", "agents", "agents/editor", "agents/broken", "approvals", "sessions", "compare", "usage", "usage?by=model", "usage?by=label&label=team", "system"]) {
+  for (const path of ["", "agents", "agents/editor", "agents/broken", "approvals", "sessions", "evals", "compare", "usage", "usage?by=model", "usage?by=label&label=team", "system"]) {
     await page.goto(`${base}/ui/${path}`);
     await page.locator("h1").first().waitFor();
     await shot(page, path.replace(/\W/g, "-") || "runs");
@@ -558,7 +564,7 @@ async function everyAddress(base) {
     "", "?status=waiting", "?agent=none", "agents", "agents/editor", "agents/weather", "agents/broken", "approvals", "sessions",
     `sessions/${chat}`, `agents/writer/chat?session=${chat}`, "agents/editor/chat", "compare", `compare?a=${editor}&b=${writer}`,
     "usage", "usage?by=model", "usage?by=label&label=team", "usage?by=label", "system", "nowhere", `runs/${editor}`,
-    `runs/${editor}?turn=1`, `runs/${editor}?view=events`, `runs/${crowd}`, ...(await longTexts(base)),
+    `runs/${editor}?turn=1`, `runs/${editor}?view=events`, `runs/${crowd}`, ...(await evalAddresses(base, tools)), ...(await longTexts(base)),
   ];
 }
 
@@ -692,11 +698,16 @@ try {
   await story("a conversation has pictures", () => chat(page, base));
   await story("a long answer is shown to its end", () => longAnswers(page, base));
   await story("many runs are cancelled", () => cancelMany(page, base));
+  await story("thumbs are shown on the run, in the list and by version", () => thumbs(page, base, tools));
+  await story("two versions are evaluated, and a flipped case opens", () => evaluate(page, base, tools));
+  await story("the report of an evaluation is for everybody", () => report(browser, base, tools));
+  await story("evaluations are cancelled", () => cancelEvaluations(page, base, tools));
+  await story("a run is added to a dataset", () => addToDataset(page, base, tools));
   await story("every page is free of faults", () => everyPage(page, base, faults));
   await story("a link leads to the content, and what is typed stays", () => inANewTab(browser, base, (tab) => skipToTheContent(tab, base)));
   await story("a list that is refused is marked", () => inANewTab(browser, base, (tab) => refusedList(tab, base)));
   await story("pages are read without scripts", () => withoutScripts(browser, base));
-  const paths = await everyAddress(base);
+  const paths = filter ? [] : await everyAddress(base);
   await story("every page is for everybody, in light, dark and narrow", () => forEverybody(browser, base, paths));
   await story("pages and scripts are small", () => checkSizes(base, paths));
   await story("a page reconnects over a restart", async () => (daemon = await reconnect(page, base, port, daemon)));

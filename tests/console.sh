@@ -4,6 +4,7 @@
 #   AXED=FILE       the program to test (default: built here)
 #   CHROMIUM=FILE   the browser (default: chromium in PATH)
 #   SHOTS=DIR       where screenshots are written; none without it
+#   STORIES=TEXT    only the stories whose names contain it
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -38,6 +39,6 @@ if [ -z "${AXED:-}" ]; then
   AXED=${CARGO_TARGET_DIR:-target}/debug/axed
 fi
 # Node finds packages beside the scripts.
-cp tests/console.mjs tests/console_checks.mjs tests/console_navigation.mjs "$tools"
+cp tests/console.mjs tests/console_checks.mjs tests/console_evals.mjs tests/console_navigation.mjs "$tools"
 [ -z "${SHOTS:-}" ] || mkdir -p "$SHOTS"
 node "$tools/console.mjs" "$(realpath "$AXED")" "$CHROMIUM" ${SHOTS:+"$(realpath "$SHOTS")"}

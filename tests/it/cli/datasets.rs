@@ -188,6 +188,22 @@ async fn recorded_runs_become_cases_once() {
     add(&app, &[&few[..], &server].concat()).await.with(0);
     assert_eq!(cases(&app, "datasets/few.jsonl").len(), 1);
 
+    let named = ["named", "--run", ids[6].as_str(), "--run", ids[5].as_str()];
+    let added = add(&app, &[&named[..], &server].concat()).await;
+    let expected =
+        "datasets/named.jsonl: 1 case added, 1 run skipped: 1 of scorers or evaluations\n";
+    assert_eq!(added.with(0), expected);
+    assert_eq!(
+        cases(&app, "datasets/named.jsonl"),
+        cases(&app, "datasets/failed.jsonl")
+    );
+    // The console shows the line that the command writes.
+    let page = app.get(&format!("/ui/runs/{}/dataset", ids[0])).await.text;
+    let line = before.lines().next().expect("a line");
+    assert!(page.contains(&line.replace('"', "&quot;")), "{page}");
+    let page = app.get(&format!("/ui/runs/{}/dataset", ids[4])).await.text;
+    assert!(page.contains("Runs with images or files cannot."), "{page}");
+
     app.write("datasets/broken.jsonl", "{\"input\": \"a\"}\n{}\n");
     let broken = ["broken", "--agent", "solo"];
     let refused = add(&app, &[&broken[..], &server].concat()).await;

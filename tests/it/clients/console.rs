@@ -44,6 +44,7 @@ async fn pages_allow_no_inline_script_and_are_not_cached() {
         "/ui/agents/solo/chat",
         "/ui/approvals",
         "/ui/sessions",
+        "/ui/evals",
         "/ui/compare",
         "/ui/usage",
         "/ui/system",
@@ -266,6 +267,59 @@ async fn runs_of_other_keys_do_not_exist() {
     }
     let list = page_of(&app, "bob", "/ui/").await;
     assert!(!list.text.contains(&run) && list.text.contains("No runs yet"));
+}
+
+#[tokio::test]
+async fn evaluations_are_shown_to_their_key() {
+    const MARKUP: &str = "<script>alert(1)</script>";
+    const SCORER: &str =
+        "[[scorers]]\nname = \"fine\"\nkind = \"assert\"\nexpect = {contains = \"good\"}\n";
+    let keys = [("ann", r#"["read", "run"]"#), ("bob", r#"["read"]"#)];
+    let app = with_keys(&keys).agent("solo", SCORER).agent("old", "");
+    let app = app.spawn().await;
+    app.provider.always("solo", |_| says("good"));
+    app.provider.always("old", |_| says("bad"));
+    let body = json!({
+        "agent": "solo", "against": "old", "gates": ["fine.mean >= 2"],
+        "cases": [{"id": MARKUP, "input": "a"}, {"id": "b", "input": "b"}],
+    });
+    let request = app.request(Method::POST, "/evals");
+    let request = request.bearer_auth("secret-of-ann").json(&body);
+    let accepted = send(request).await;
+    assert_eq!(accepted.status, 202, "{}", accepted.text);
+    let accepted = accepted.json();
+    let id = accepted["id"].as_str().expect("an id");
+    page_of(&app, "ann", &format!("/evals/{id}?wait=30")).await;
+
+    let path = format!("/ui/evals/{id}");
+    let page = page_of(&app, "ann", &path).await;
+    assert_eq!(page.status, 200, "{}", page.text);
+    for part in [
+        "status completed",
+        "status fell",
+        "interval better",
+        "&lt;script&gt;alert(1)&lt;/script&gt;",
+        "#difference",
+    ] {
+        assert!(page.text.contains(part), "{part} is not in {}", page.text);
+    }
+    assert!(!page.text.contains("<script>") && !page.text.contains(" style="));
+    let list = page_of(&app, "ann", "/ui/evals?agent=solo").await.text;
+    assert!(
+        list.contains(&path) && list.contains("status fell"),
+        "{list}"
+    );
+    let agent = page_of(&app, "ann", "/ui/agents/solo").await.text;
+    assert!(agent.contains(&path) && agent.contains("evaluate-title"));
+
+    assert_eq!(page_of(&app, "bob", &path).await.status, 404);
+    let list = page_of(&app, "bob", "/ui/evals").await.text;
+    assert!(
+        !list.contains(id) && list.contains("No evaluations"),
+        "{list}"
+    );
+    let agent = page_of(&app, "bob", "/ui/agents/solo").await.text;
+    assert!(!agent.contains(id) && !agent.contains("evaluate-title"));
 }
 
 #[tokio::test]
