@@ -699,7 +699,7 @@ try {
   await story("a long answer is shown to its end", () => longAnswers(page, base));
   await story("many runs are cancelled", () => cancelMany(page, base));
   await story("thumbs are shown on the run, in the list and by version", () => thumbs(page, base, tools));
-  await story("two versions are evaluated, and a flipped case opens", () => evaluate(page, base, tools));
+  await story("two versions are evaluated, and a flipped case opens", () => evaluate(page, base, { ...tools, faults }));
   await story("the report of an evaluation is for everybody", () => report(browser, base, tools));
   await story("evaluations are cancelled", () => cancelEvaluations(page, base, tools));
   await story("a run is added to a dataset", () => addToDataset(page, base, tools));

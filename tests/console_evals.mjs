@@ -96,7 +96,7 @@ export async function thumbs(page, base, { api, shot }) {
 }
 
 /** Two versions are compared from the agent's page; a flipped case opens where its runs differ first. */
-export async function evaluate(page, base, { api, shot }) {
+export async function evaluate(page, base, { api, shot, faults }) {
   await page.goto(`${base}/ui/evals`);
   await page.getByRole("heading", { name: "No evaluations" }).waitFor();
   await page.goto(`${base}/ui/agents/support`);
@@ -104,6 +104,7 @@ export async function evaluate(page, base, { api, shot }) {
   await form.getByLabel("Dataset").fill("nowhere");
   await form.getByRole("button", { name: "Evaluate" }).click();
   await form.locator(".error", { hasText: "there is no dataset nowhere" }).waitFor();
+  assert.match(faults.pop(), /status of 422/);
   await form.getByLabel("Dataset").fill("tickets");
   await form.getByLabel("Against").fill("support-old");
   await form.getByLabel("Budget").fill("5");
