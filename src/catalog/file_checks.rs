@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::catalog::{context_files, schemas};
 use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::agent::{Agent, BUILT_IN_TOOLS, is_agent_name};
+use crate::domain::gate::Gate;
 use crate::domain::mcp::TOOL_NAME_SEPARATOR;
 use crate::domain::skill::{self, MAX_SKILLS, READ_SKILL};
 use crate::settings::document::{Problem, ProblemKind};
@@ -41,6 +42,7 @@ pub fn check_names(agent: &Agent, positions: &Positions) -> Vec<Problem> {
     for glob in &agent.files {
         push("files", glob, context_files::check_glob(glob), None);
     }
+    problems.extend(check_rollout(agent, positions));
     problems.extend(check_schemas(agent, positions));
     problems.extend(check_template(agent, positions));
     problems
@@ -61,6 +63,40 @@ fn check_schemas(agent: &Agent, positions: &Positions) -> Vec<Problem> {
         Some(positions.problem(path, text, ProblemKind::RuleViolation))
     });
     faults.collect()
+}
+
+/// What a rollout compares by has to be scored, and a gate must be one of an evaluation.
+fn check_rollout(agent: &Agent, positions: &Positions) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let mut push = |path: String, text: String| {
+        problems.push(positions.problem(&path, text, ProblemKind::RuleViolation));
+    };
+    let known: Vec<&str> = agent.scorers.iter().map(|it| &*it.name).collect();
+    let of_rollout = agent.rollout.iter().flat_map(|it| &it.scorers);
+    for name in of_rollout.filter(|name| !known.contains(&name.as_str())) {
+        let hint = suggestion::did_you_mean(name, known.iter().copied());
+        let text = format!(
+            "rollout.scorers names \"{name}\", but [[scorers]] has no such scorer{}",
+            suggestion::clause(hint)
+        );
+        push(positions::item("rollout.scorers", name), text);
+    }
+    let gates = agent.gate.iter().flat_map(|it| &it.gates);
+    for gate in gates {
+        if let Err(why) = Gate::parse(gate) {
+            push(
+                positions::item("gate.gates", gate),
+                format!("gate.gates: {why}"),
+            );
+        }
+    }
+    if agent.gate.is_some() && agent.rollout.is_none() {
+        push(
+            "gate".to_owned(),
+            "gate needs [rollout], which names the candidate".to_owned(),
+        );
+    }
+    problems
 }
 
 /// A template needs a schema, which has to describe its values.

@@ -13,6 +13,7 @@ use crate::domain::context::ContextStrategy;
 use crate::domain::failure::Failure;
 use crate::domain::json_buffer::JsonBuffer;
 use crate::domain::message::ToolCall;
+use crate::domain::rollout::Loss;
 use crate::domain::run::{ForkedFrom, Reused, RunId};
 use crate::domain::score::ScoreValue;
 use crate::domain::timestamp_text;
@@ -481,6 +482,16 @@ pub enum EventKind {
         /// Why, for people.
         message: String,
     },
+    /// The candidate of the agent's rollout was taken off, because its runs are worse; the run is its newest one.
+    #[serde(rename = "rollout.stopped")]
+    RolloutStopped {
+        /// The version of the candidate.
+        candidate: String,
+        /// The agent's current version.
+        current: String,
+        /// Why.
+        loss: Loss,
+    },
     /// The model reasons. Live only.
     #[serde(rename = "reasoning.started")]
     ReasoningStarted {
@@ -668,6 +679,7 @@ event_names! {
         BudgetAlert = "budget.alert",
         ScoreAdded = "score.added",
         ScoreFailed = "score.failed",
+        RolloutStopped = "rollout.stopped",
     ]
     live: [
         ReasoningStarted = "reasoning.started",

@@ -97,6 +97,7 @@ mod tests {
 
     use super::{Scorer, ScorerKind};
     use crate::domain::run::RunId;
+    use crate::domain::variant::is_candidates;
 
     #[test]
     fn samples_are_shares_and_contain_the_smaller_ones() {
@@ -116,5 +117,20 @@ mod tests {
         assert!((800..1_200).contains(&tenth.len()), "{}", tenth.len());
         assert!(tenth.iter().all(|run| fifth.contains(run)));
         assert_eq!((taken(0.0).len(), taken(1.0).len()), (0, runs.len()));
+    }
+
+    #[test]
+    fn both_versions_of_a_rollout_are_sampled_alike() {
+        let scorer = Scorer {
+            name: "s".to_owned(),
+            kind: ScorerKind::Assert { expect: Map::new() },
+            sample: 0.1,
+            per_day_usd: None,
+        };
+        let runs = (0..10_000).map(|_| RunId::new());
+        let of_candidate = |run: &RunId| is_candidates(run.0.as_bytes(), 10.0);
+        let runs: Vec<RunId> = runs.filter(of_candidate).collect();
+        let scored = runs.iter().filter(|run| scorer.takes(**run)).count();
+        assert!(scored * 5 < runs.len(), "{scored} of {}", runs.len());
     }
 }

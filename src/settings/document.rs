@@ -62,7 +62,7 @@ pub enum Origin {
 }
 
 impl Origin {
-    fn line(&self) -> Option<usize> {
+    pub fn line(&self) -> Option<usize> {
         match self {
             Self::File { line, .. } => Some(*line),
             Self::Whole | Self::External(_) => None,

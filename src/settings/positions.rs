@@ -24,6 +24,19 @@ impl Positions {
         self.0.get(path)
     }
 
+    /// The line of the key, from 1.
+    pub fn line(&self, path: &str) -> Option<usize> {
+        self.get(path)?.line()
+    }
+
+    /// The last line of a key or list item in the table at a path.
+    pub fn last_line(&self, path: &str) -> Option<usize> {
+        let prefix = format!("{path}.");
+        let below = self.0.range(prefix.clone()..);
+        let below = below.take_while(|(path, _)| path.starts_with(&prefix));
+        below.filter_map(|(_, origin)| origin.line()).max()
+    }
+
     /// The position of the key, or else of the closest table or list around it.
     pub fn find(&self, path: &str) -> Origin {
         let mut path = path;

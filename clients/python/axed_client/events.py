@@ -250,10 +250,27 @@ class ScoreAddedEvent(_RecordedEvent):
     replaced: bool
 
 
+class RolloutLoss(TypedDict):
+    scorer: str | None
+    difference: float
+    low: float
+    high: float
+    max_loss: float
+    candidate_runs: int
+    current_runs: int
+
+
 class ScoreFailedEvent(_RecordedEvent):
     type: Literal["score.failed"]
     name: str
     message: str
+
+
+class RolloutStoppedEvent(_RecordedEvent):
+    type: Literal["rollout.stopped"]
+    candidate: str
+    current: str
+    loss: RolloutLoss
 
 
 class ReasoningStartedEvent(_LiveEvent):
@@ -308,6 +325,7 @@ RunEvent = Union[
     BudgetAlertEvent,
     ScoreAddedEvent,
     ScoreFailedEvent,
+    RolloutStoppedEvent,
     ReasoningStartedEvent,
     ReasoningDeltaEvent,
     TextDeltaEvent,

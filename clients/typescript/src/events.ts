@@ -248,6 +248,21 @@ export interface ScoreFailedEvent extends RecordedEvent {
   message: string;
 }
 
+export interface RolloutStoppedEvent extends RecordedEvent {
+  type: "rollout.stopped";
+  candidate: string;
+  current: string;
+  loss: {
+    scorer: string | null;
+    difference: number;
+    low: number;
+    high: number;
+    max_loss: number;
+    candidate_runs: number;
+    current_runs: number;
+  };
+}
+
 export interface ReasoningStartedEvent extends LiveEvent {
   type: "reasoning.started";
   turn: number;
@@ -300,6 +315,7 @@ export type RunEvent =
   | BudgetAlertEvent
   | ScoreAddedEvent
   | ScoreFailedEvent
+  | RolloutStoppedEvent
   | ReasoningStartedEvent
   | ReasoningDeltaEvent
   | TextDeltaEvent

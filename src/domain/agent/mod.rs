@@ -21,6 +21,7 @@ use crate::domain::http_tool::{HttpTool, HttpToolView};
 use crate::domain::mcp::{McpServer, McpServerView};
 use crate::domain::name::is_name;
 use crate::domain::node::check_labels;
+use crate::domain::rollout::{PromotionGate, Rollout};
 use crate::domain::run::{DEFAULT_MAX_DEPTH, HARD_MAX_DEPTH};
 use crate::domain::schedule::Schedule;
 use crate::domain::scorer::Scorer;
@@ -228,6 +229,12 @@ name = "policy"
 kind = "http"
 url = "https://scores.example.com/axed"
 secret_env = "SCORES_SECRET"    # signs the requests; unset means the secret of [webhooks]"#;
+        /// A candidate for the agent's next version; absent if there is none.
+        #[serde(skip)]
+        pub rollout: Option<Rollout>, NestedIf(|rollout: &Rollout| !rollout.candidate.is_empty());
+        /// The evaluation before the candidate becomes the current version; absent if there is none.
+        #[serde(skip)]
+        pub gate: Option<PromotionGate>, NestedIf(|gate: &PromotionGate| !gate.dataset.is_empty());
         /// How the agent starts ad-hoc sub-agents; absent if they are disabled.
         pub subagent: Option<SubagentSettings>, NestedIf(|subagent: &SubagentSettings| subagent.enabled);
         /// A receiver of the events of the agent's root runs; absent if there is none.

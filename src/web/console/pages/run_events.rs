@@ -179,6 +179,10 @@ fn summary(kind: &EventKind) -> String {
             format!("{budget} at {:.0} %", share * 100.0)
         }
         EventKind::ScoreFailed { name, message } => format!("{name}: {message}"),
+        EventKind::RolloutStopped { loss, .. } => {
+            let of = loss.scorer.as_deref().unwrap_or("runs that do not fail");
+            format!("{of}: {:+.3}", loss.difference)
+        }
         EventKind::ScoreAdded { name, value, .. } => format!("{name}: {value}"),
         EventKind::RunQueued { .. }
         | EventKind::ReasoningStarted { .. }
