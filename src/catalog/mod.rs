@@ -29,6 +29,7 @@ pub mod mcp_servers;
 mod memory_path;
 pub mod omissions;
 pub mod openapi_tools;
+pub mod promotion;
 pub mod prompt;
 pub mod read;
 pub mod reload;
@@ -57,6 +58,10 @@ pub struct Entry {
     pub path: PathBuf,
     /// The current definition: the file's, or the last valid one if the file became invalid later.
     pub agent: Option<Arc<Agent>>,
+    /// The candidate of its rollout, or the last valid one.
+    pub candidate: Option<Arc<Agent>>,
+    /// The version of the file, if it is valid; not that of the agent if a promoted candidate is in force.
+    pub file_version: Option<String>,
     /// The error of the file's current content.
     pub error: Option<LoadError>,
     /// Everything that is wrong with the file's current content, sorted by position; empty if it is valid.
@@ -125,6 +130,9 @@ impl Agents {
         for (name, entry) in &self.entries {
             if let Some(agent) = &entry.agent {
                 digest.update(format!("{name} {}\n", agent.version));
+            }
+            if let Some(candidate) = &entry.candidate {
+                digest.update(format!("{}\n", candidate.version));
             }
         }
         let digest = digest.finalize();

@@ -47,6 +47,18 @@ pub fn own_name(bytes: &[u8]) -> Option<String> {
     }
 }
 
+/// The candidate that a file names.
+pub fn candidate_name(bytes: &[u8]) -> Option<String> {
+    let table = document::parse(bytes).ok()?;
+    let document::Value::Table(rollout) = &table.get("rollout")?.value else {
+        return None;
+    };
+    match &rollout.get("candidate")?.value {
+        document::Value::String(name) => Some(name.clone()),
+        _ => None,
+    }
+}
+
 /// Parses the bytes of `<name>.toml`.
 ///
 /// # Errors

@@ -12,12 +12,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
+use jiff::Timestamp;
 use notify::event::{AccessKind, AccessMode};
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use crate::catalog::read::{AgentFile, InvalidFile, own_name, read_with};
+use crate::catalog::promotion::{self, Promotions};
+use crate::catalog::read::{AgentFile, InvalidFile, candidate_name, own_name, read_with};
 use crate::catalog::{Agents, Entry, LoadError, Rules};
 use crate::domain::agent::{Agent, is_agent_name};
 use crate::settings::document::{MAX_FILE_BYTES, Problem, ProblemKind};
@@ -40,6 +42,8 @@ pub struct Catalog {
     rules: Rules,
     inspector: Box<Inspector>,
     snapshot: ArcSwap<Agents>,
+    /// Candidates that have become current, as far as this process knows.
+    promotions: ArcSwap<Promotions>,
     /// The state at the last reload; locked during a reload, so that two cannot overtake each other.
     last_scan: Mutex<ScanState>,
     reloads: watch::Sender<u64>,
@@ -87,6 +91,7 @@ impl Catalog {
             rules,
             inspector,
             snapshot: ArcSwap::default(),
+            promotions: ArcSwap::default(),
             last_scan: Mutex::default(),
             reloads: watch::Sender::new(0),
         };
@@ -114,6 +119,42 @@ impl Catalog {
         file.map(|file| file.agent).map_err(|invalid| invalid.error)
     }
 
+    /// Has these candidates instead of the files that they replace. Blocking I/O if anything differs.
+    pub fn set_promotions(&self, promotions: Promotions) {
+        if **self.promotions.load() != promotions {
+            self.promotions.store(Arc::new(promotions));
+            self.reload();
+        }
+    }
+
+    /// The agent as the candidate of its rollout makes it, with the text of its file. Blocking I/O.
+    ///
+    /// # Errors
+    /// A file has changed since the last reload, or does not fit.
+    pub fn merged_candidate(&self, entry: &Entry) -> Result<(Agent, String), String> {
+        let agent = entry.agent.as_ref();
+        let rollout = agent.and_then(|agent| agent.rollout.as_ref());
+        let (Some(rollout), Some(candidate)) = (rollout, &entry.candidate) else {
+            return Err("it has no candidate".to_owned());
+        };
+        let text = |path: &Path| -> Result<String, String> {
+            let bytes = read_file(path, MAX_FILE_BYTES);
+            let bytes = bytes.unwrap_or_else(|| Err("there is no such file".to_owned()));
+            let text =
+                bytes.and_then(|bytes| String::from_utf8(bytes).map_err(|it| it.to_string()));
+            text.map_err(|why| format!("{}: {why}", path.display()))
+        };
+        let path = entry.path.with_file_name(&rollout.candidate);
+        let (file, next) = (text(&entry.path)?, text(&path)?);
+        let documents = &self.rules.documents;
+        let read = read_with(&entry.name, &path, next.as_bytes(), documents);
+        let read = read.map_err(|invalid| invalid.error.to_string())?;
+        if read.agent.version != candidate.version {
+            return Err(format!("{} has just changed; try again", path.display()));
+        }
+        promotion::merge((&entry.name, &entry.path), documents, &file, &next)
+    }
+
     /// Changes with every new snapshot.
     pub fn subscribe(&self) -> watch::Receiver<u64> {
         self.reloads.subscribe()
@@ -136,7 +177,12 @@ impl Catalog {
                 "The file of models is broken, its last good facts stay: {why}"
             ));
         }
-        let mut after = read_dirs(&self.dirs, &self.rules, &before, &mut warnings);
+        let promotions = self.promotions.load_full();
+        let from = Source {
+            rules: &self.rules,
+            promotions: &promotions,
+        };
+        let mut after = read_dirs(&self.dirs, &from, &before, &mut warnings);
         for warning in warnings.difference(&last_scan.warnings) {
             warn!("{warning}");
         }
@@ -373,9 +419,34 @@ fn prefetch_documents(dirs: &[PathBuf], rules: &Rules) {
     rules.documents.prefetch(files);
 }
 
+/// What a definition comes from, besides its file.
+struct Source<'s> {
+    rules: &'s Rules,
+    promotions: &'s Promotions,
+}
+
+/// The candidates of the files of a directory, which are no agents of their own. Nor do they have candidates.
+fn list_candidates(paths: &[PathBuf]) -> BTreeSet<PathBuf> {
+    let mut candidates = BTreeSet::new();
+    for path in paths {
+        let bytes = read_file(path, MAX_FILE_BYTES).and_then(Result::ok);
+        let Some(bytes) = bytes.filter(|_| !candidates.contains(path)) else {
+            continue;
+        };
+        // Most files have none, and are not read twice.
+        if !bytes.windows(7).any(|word| word == b"rollout") {
+            continue;
+        }
+        let name = candidate_name(&bytes);
+        let candidate = name.map(|name| path.with_file_name(name));
+        candidates.extend(candidate.filter(|candidate| candidate != path));
+    }
+    candidates
+}
+
 fn read_dirs(
     dirs: &[PathBuf],
-    rules: &Rules,
+    source: &Source<'_>,
     before: &Agents,
     warnings: &mut BTreeSet<String>,
 ) -> Agents {
@@ -404,7 +475,8 @@ fn read_dirs(
                 continue;
             }
         };
-        for path in paths {
+        let candidates = list_candidates(&paths);
+        for path in paths.into_iter().filter(|it| !candidates.contains(it)) {
             let display_path = path.display().to_string();
             let stem = path.file_stem().and_then(|stem| stem.to_str());
             let Some(name) = stem.filter(|name| is_agent_name(name)) else {
@@ -429,7 +501,7 @@ fn read_dirs(
             let Some(bytes) = read_file(&path, MAX_FILE_BYTES) else {
                 continue;
             };
-            let entry = build_entry(name, &path, bytes, rules, before.entries.get(name));
+            let entry = build_entry(name, &path, bytes, source, before.entries.get(name));
             after.entries.insert(name.to_owned(), entry);
         }
     }
@@ -444,23 +516,34 @@ fn build_entry(
     name: &str,
     path: &Path,
     bytes: Result<Vec<u8>, String>,
-    rules: &Rules,
+    source: &Source<'_>,
     before: Option<&Entry>,
 ) -> Entry {
     let active = before.and_then(|entry| entry.agent.clone());
+    let known_candidate = before.and_then(|entry| entry.candidate.clone());
+    let rules = source.rules;
+    let unchanged = |known: &Option<Arc<Agent>>, agent: Agent| {
+        let known = known.clone().filter(|it| it.version == agent.version);
+        known.unwrap_or_else(|| Arc::new(agent))
+    };
     let read = match bytes {
-        Ok(bytes) => read_with(name, path, &bytes, &rules.documents).and_then(|file| {
+        Ok(bytes) => read_with(name, path, &bytes, &rules.documents).and_then(|mut file| {
             check_rules(rules, &file)?;
-            let version = &file.agent.version;
-            let unchanged = active.clone().filter(|agent| agent.version == *version);
-            Ok((unchanged, file))
+            let candidate = read_candidate(rules, path, &file)?;
+            let version = file.agent.version.clone();
+            if let Some(promoted) = read_promoted(source, name, path, &version) {
+                file.agent = promoted;
+            }
+            Ok((version, file, candidate))
         }),
         Err(why) => Err(unreadable(name, path, &why)),
     };
     let mut entry = Entry {
         name: name.to_owned(),
         path: path.to_owned(),
-        agent: active,
+        agent: None,
+        candidate: None,
+        file_version: None,
         error: None,
         problems: Vec::new(),
         draft: None,
@@ -469,18 +552,92 @@ fn build_entry(
         positions: Arc::default(),
     };
     match read {
-        Ok((unchanged, file)) => {
-            entry.agent = Some(unchanged.unwrap_or_else(|| Arc::new(file.agent)));
+        Ok((version, file, candidate)) => {
+            entry.agent = Some(unchanged(&active, file.agent));
+            entry.candidate = candidate.map(|it| unchanged(&known_candidate, it));
+            entry.file_version = Some(version);
             entry.file_warnings = file.warnings;
             entry.positions = Arc::new(file.positions);
         }
         Err(invalid) => {
+            entry.agent = active;
+            entry.candidate = known_candidate;
             entry.error = Some(invalid.error);
             entry.problems = invalid.problems;
             entry.draft = invalid.draft;
         }
     }
     entry
+}
+
+/// The candidate of a rollout.
+///
+/// # Errors
+/// Everything that is wrong with it, as an error of the file that names it.
+fn read_candidate(
+    rules: &Rules,
+    path: &Path,
+    file: &AgentFile,
+) -> Result<Option<Agent>, InvalidFile> {
+    let Some(rollout) = &file.agent.rollout else {
+        return Ok(None);
+    };
+    let name = &file.agent.name;
+    let invalid = |why: String| {
+        let key = "rollout.candidate";
+        let text = format!("{key}: {why}");
+        let kind = ProblemKind::RuleViolation;
+        InvalidFile {
+            error: LoadError::Invalid(format!("agent config \"{name}\": {text}")),
+            problems: vec![file.positions.problem(key, text, kind)],
+            draft: None,
+        }
+    };
+    let candidate_path = path.with_file_name(&rollout.candidate);
+    let shown = candidate_path.display();
+    if candidate_path == path {
+        return Err(invalid(format!("{shown} is this file")));
+    }
+    let bytes = match read_file(&candidate_path, MAX_FILE_BYTES) {
+        None => return Err(invalid(format!("there is no file {shown}"))),
+        Some(Err(why)) => return Err(invalid(format!("{shown}: {why}"))),
+        Some(Ok(bytes)) => bytes,
+    };
+    if own_name(&bytes).is_some_and(|own| own != *name) {
+        return Err(invalid(format!("the name in {shown} is not {name}")));
+    }
+    let read = read_with(name, &candidate_path, &bytes, &rules.documents);
+    let read = read.and_then(|file| check_rules(rules, &file).map(|()| file));
+    match read {
+        Ok(file) => Ok(Some(file.agent)),
+        Err(broken) => Err(invalid(broken.error.to_string())),
+    }
+}
+
+/// The definition that is in force instead of a file of this version.
+fn read_promoted(source: &Source<'_>, name: &str, path: &Path, version: &str) -> Option<Agent> {
+    let promotions = source.promotions.get(name)?;
+    let changed_at = fs::metadata(path).ok().and_then(|meta| {
+        let nanosecond = i32::try_from(meta.ctime_nsec()).ok()?;
+        Timestamp::new(meta.ctime(), nanosecond).ok()
+    });
+    let promoted = promotion::in_force(promotions, version, changed_at)?;
+    let read = read_with(
+        name,
+        path,
+        promoted.text.as_bytes(),
+        &source.rules.documents,
+    );
+    match read {
+        Ok(file) => Some(file.agent),
+        Err(invalid) => {
+            warn!(
+                agent.name = %name,
+                "The promoted candidate of agent {name} is not in force: {}", invalid.error
+            );
+            None
+        }
+    }
 }
 
 fn unreadable(name: &str, path: &Path, why: &str) -> InvalidFile {
@@ -574,7 +731,11 @@ fn log_changes(before: &Agents, after: &Agents) -> bool {
     let mut differ = before.ignored_files != after.ignored_files;
     for (name, entry) in &after.entries {
         let old = before.entries.get(name);
-        let version = |entry: &Entry| entry.agent.as_ref().map(|agent| agent.version.clone());
+        let version = |entry: &Entry| {
+            let agents = [&entry.agent, &entry.candidate].map(Option::as_ref);
+            let versions = agents.map(|agent| agent.map(|it| it.version.clone()));
+            (versions, entry.file_version.clone())
+        };
         let is_same = old.is_some_and(|old| {
             old.path == entry.path && old.error == entry.error && version(old) == version(entry)
         });

@@ -291,6 +291,8 @@ mod tests {
             name: "planner".to_owned(),
             path: PathBuf::from("agents/planner.toml"),
             agent: Some(Arc::new(agent)),
+            candidate: None,
+            file_version: None,
             error: None,
             draft: None,
             problems: Vec::new(),
