@@ -16,6 +16,7 @@ use crate::domain::failure::Failure;
 use crate::domain::score::RunScores;
 use crate::domain::suspension::SuspensionCause;
 use crate::domain::usage::{TreeUsage, Usage};
+use crate::domain::variant::Variant;
 use crate::domain::waiting_for::WaitingFor;
 use crate::domain::warning::RunWarning;
 
@@ -301,6 +302,8 @@ pub struct Run {
     pub agent: String,
     /// The version of the definition that it started with.
     pub agent_version: String,
+    /// The version that it got; `None` unless it is a root run of an agent with a rollout.
+    pub variant: Option<Variant>,
     pub status: Status,
     /// The `input` of a root run as given; the whole message of a child.
     pub input: Content,
@@ -440,6 +443,7 @@ impl Run {
             tool_call_id: None,
             agent,
             agent_version: String::new(),
+            variant: None,
             status: Status::Queued,
             input: Content::default(),
             task: None,

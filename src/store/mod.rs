@@ -45,6 +45,7 @@ pub mod push_configs;
 pub mod reader;
 pub mod request_delta;
 pub mod retention;
+pub mod rollouts;
 pub mod row_changes;
 pub mod run_lists;
 pub mod run_queries;

@@ -4,6 +4,7 @@
 use crate::domain::content::Content;
 use crate::domain::run::{Outcome, Run, now};
 use crate::domain::usage::Usage;
+use crate::domain::variant::Variant;
 use crate::store::encoding::definition_cache::Hash;
 use crate::store::encoding::integers::signed;
 use crate::store::encoding::run_values;
@@ -16,7 +17,7 @@ pub const NEW_COLUMNS: &str = "id, root, parent, child, depth, status, agent, cr
      last_event, attempt, turns, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, \
      model_calls, tool_calls, cost, unreported, model, stop_reason, agent_version, tool_call_id, label, \
      completion_status, labels, cancel_reason, input, {|input_is_parts, }task, owner, definition, deadline_at, \
-     deadline_seconds, timeout, stream, webhook, session, workdir_device, workdir_inode, messages, fork";
+     deadline_seconds, timeout, stream, webhook, session, workdir_device, workdir_inode, messages, fork, variant";
 
 /// Their values.
 pub const NEW_VALUES: &str = concat!(
@@ -26,7 +27,7 @@ pub const NEW_VALUES: &str = concat!(
      :model_calls, :tool_calls, :cost, :unreported, :model, :stop_reason, :agent_version, :tool_call_id, :label, \
      :completion_status, :labels, :cancel_reason, :input, {|:input_is_parts, }:task, :owner, :definition, ",
     by_database_clock!(":deadline_at"),
-    ", :deadline_seconds, :timeout, :stream, :webhook, :session, :workdir_device, :workdir_inode, :messages, :fork"
+    ", :deadline_seconds, :timeout, :stream, :webhook, :session, :workdir_device, :workdir_inode, :messages, :fork, :variant"
 );
 
 /// What every change of a row begins with. Without events the last one stays.
@@ -258,6 +259,7 @@ pub fn new_run_values(new_run: &NewRun, definition: Hash) -> Vec<NamedValue<'_>>
         ":session": free_text_or_null(run.session.as_ref()),
         ":messages": run.fork.as_ref().map_or(0, |fork| fork.copied_messages),
         ":fork": run.fork.as_ref().map(|fork| serde_json::to_string(fork).unwrap_or_default()),
+        ":variant": run.variant.map(Variant::as_str),
         ":definition": definition,
         ":now": now().as_millisecond(),
         ":deadline_at": resume_state.deadline.map(|(at, _)| at.as_millisecond()),

@@ -11,6 +11,8 @@ use crate::domain::failure::Failure;
 use crate::domain::run::{Depth, PendingApproval, Run, RunId, now};
 use crate::domain::score::RunScores;
 use crate::domain::usage::{Cost, ModelUsage, TokenUsage, TreeUsage, Usage};
+use crate::domain::variant::Variant;
+use crate::settings::choice::Choice;
 use crate::store::ResumeState;
 use crate::store::encoding::columns::columns;
 use crate::store::encoding::definition_cache::Hash;
@@ -19,7 +21,7 @@ use crate::store::runs::TASK_CHARS;
 use crate::store::scores::{self, scores_of_run};
 use crate::store::sql::clock::clock;
 use crate::store::sql::dialect::Texts;
-use crate::store::sql::row::{self, Row, StoreResult, damaged};
+use crate::store::sql::row::{self, Column, Row, StoreResult, damaged};
 use crate::workdirs::file_id::FileId;
 
 /// The columns that [`run`] reads, from `runs AS r` and `tree_sums AS s`. The texts are expressions because not every list reads them.
@@ -34,6 +36,7 @@ macro_rules! run_columns {
             ToolCallId: "r.tool_call_id",
             Agent: "r.agent",
             AgentVersion: "r.agent_version",
+            Variant: "r.variant",
             Status: "r.status",
             Input: $input,
             InputIsParts: $input_is_parts,
@@ -124,7 +127,7 @@ const SUMMARY_COLUMNS: &str = run_columns!(
 
 /// What a search compares: see [`compared_row`].
 const COMPARED_COLUMNS: &str = concat!(
-    "r.id, r.finished_at, r.tree_cost, r.error, CASE WHEN :reads_texts::boolean THEN ",
+    "r.id, r.variant, r.finished_at, r.tree_cost, r.error, CASE WHEN :reads_texts::boolean THEN ",
     input!(),
     " END AS input, ",
     input_is_parts!(),
@@ -252,6 +255,7 @@ fn run_with_task(row: &Row<'_>, task: Option<String>) -> StoreResult<Run> {
         tool_call_id: row.get(C::ToolCallId as usize)?,
         agent: row.get(C::Agent as usize)?,
         agent_version: row.get(C::AgentVersion as usize)?,
+        variant: variant(row, C::Variant as usize)?,
         status: status.parse().map_err(|()| damaged("unknown status"))?,
         input: input(row)?,
         task,
@@ -295,6 +299,7 @@ fn run_with_task(row: &Row<'_>, task: Option<String>) -> StoreResult<Run> {
 /// What a search compares of a run.
 pub struct ComparedRow<'r> {
     pub id: RunId,
+    pub variant: Option<Variant>,
     /// What an ended run cost with its descendants. What another one has cost is in the rows of its tree.
     pub final_cost: Option<Option<Cost>>,
     pub error: Option<Failure>,
@@ -320,11 +325,17 @@ pub fn compared_row<'r>(row: &Row<'r>) -> StoreResult<ComparedRow<'r>> {
     let final_text = final_text.map(|text| Cow::Borrowed(text.0));
     Ok(ComparedRow {
         id: row.get("id")?,
+        variant: variant(row, "variant")?,
         final_cost: finished_at.map(|_| cost.map(Cost)),
         error: row.json("error")?,
         texts: input.into_iter().chain(final_text).collect(),
         scores: scores::run_scores(row, "scores")?,
     })
+}
+
+pub fn variant(row: &Row<'_>, column: impl Into<Column>) -> StoreResult<Option<Variant>> {
+    let name: Option<&str> = row.get(column)?;
+    Ok(name.and_then(Variant::named))
 }
 
 /// The id of a run, even if the rest cannot be read.

@@ -205,10 +205,12 @@ fn matched(filter: &RunFilter, row: &ComparedRow<'_>) -> Comparison {
     };
     let error_code = row.error.as_ref().map(|error| error.code);
     let has_code = filter.error_code.is_none() || error_code == filter.error_code;
+    let has_variant = filter.variant.is_none() || row.variant == filter.variant;
     let may_cost = |cost| filter.includes_cost(cost);
     Comparison {
         id: row.id,
         is_match: has_code
+            && has_variant
             && filter.scores.iter().all(|it| it.includes(&row.scores))
             && row.final_cost.is_none_or(may_cost)
             && filter.text.as_ref().is_none_or(has_text),

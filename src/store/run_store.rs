@@ -15,6 +15,7 @@ use crate::store::memories::MemoryRecords;
 use crate::store::outbox::Outbox;
 use crate::store::push_configs::PushConfigs;
 use crate::store::retention::RunRetention;
+use crate::store::rollouts::RolloutRecords;
 use crate::store::runs::RunRecords;
 use crate::store::schedules::ScheduleRecords;
 use crate::store::score_sums::ScoreSums;
@@ -34,6 +35,7 @@ pub trait RunStore:
     + RunRetention
     + UsageLog
     + ScheduleRecords
+    + RolloutRecords
     + ScoreRecords
     + ScoreSums
     + BatchRecords

@@ -13,6 +13,7 @@ use crate::domain::run_ref::IdPart;
 use crate::domain::score::{ScoreCondition, ScoreFilter};
 use crate::domain::search_text::SearchText;
 use crate::domain::usage::{Cost, ModelUsage};
+use crate::domain::variant::Variant;
 use crate::record::entry::RecordedEntry;
 use crate::store::{ClaimedRun, IdempotencyKey, ResumeState, StoreError, Write};
 
@@ -148,6 +149,8 @@ pub struct RunFilter {
     pub labels: Vec<(String, String)>,
     /// The run failed with this code.
     pub error_code: Option<FailureCode>,
+    /// The version that the run got of an agent with a rollout.
+    pub variant: Option<Variant>,
     /// Its scores match all of these.
     pub scores: Vec<ScoreFilter>,
     /// The run and its descendants cost at least this.
@@ -171,7 +174,8 @@ impl RunFilter {
     /// Whether it has conditions that no index contains: the rows of runs are compared with them.
     pub fn compares_rows(&self) -> bool {
         let has_cost = self.min_cost.is_some() || self.max_cost.is_some();
-        self.text.is_some() || self.error_code.is_some() || has_cost || !self.scores.is_empty()
+        let has_row_value = self.error_code.is_some() || self.variant.is_some();
+        self.text.is_some() || has_row_value || has_cost || !self.scores.is_empty()
     }
 
     /// The names of scores that each match has.

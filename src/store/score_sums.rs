@@ -35,6 +35,8 @@ pub trait ScoreSums: Send + Sync + 'static {
 pub enum ScoreDimension {
     Agent,
     Version,
+    /// The version that root runs of an agent with a rollout got.
+    Variant,
     Name,
     /// The value of the root's label with this name.
     Label(String),
@@ -87,7 +89,7 @@ pub struct ScoreRow {
 }
 
 /// Summed here: there may be many days.
-const REPORT: &str = "SELECT min(k.agent) AS agent, min(k.version) AS version, min(k.labels) AS labels, min(k.name) AS name, \
+const REPORT: &str = "SELECT min(k.agent) AS agent, min(k.version) AS version, min(k.variant) AS variant, min(k.labels) AS labels, min(k.name) AS name, \
      t.label, t.day, sum(t.n)::bigint AS n, sum(t.sum_2)::bigint AS sum_2, sum(t.sum_1)::bigint AS sum_1, \
      sum(t.sum_0)::bigint AS sum_0, sum(t.square_4)::bigint AS square_4, sum(t.square_3)::bigint AS square_3, \
      sum(t.square_2)::bigint AS square_2, sum(t.square_1)::bigint AS square_1, sum(t.square_0)::bigint AS square_0 \
@@ -138,6 +140,10 @@ async fn report(db: &Reader, query: &ScoreQuery) -> StoreResult<ScoreReport> {
             values.push(match dimension {
                 ScoreDimension::Agent => Some(agent.clone()),
                 ScoreDimension::Version => row.get("version")?,
+                ScoreDimension::Variant => {
+                    let variant: String = row.get("variant")?;
+                    Some(variant).filter(|it| !it.is_empty())
+                }
                 ScoreDimension::Name => Some(name.clone()),
                 ScoreDimension::Label(key) => labels.get(key).cloned(),
                 ScoreDimension::Day => {

@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use crate::domain::run::{Run, RunId};
 use crate::domain::score::{RunScores, ScoreNumber, ScoreValue};
+use crate::domain::variant::Variant;
 use crate::domain::webhook::Webhook;
 use crate::record::stored::StoredEntries;
 use crate::ssrf;
@@ -100,6 +101,8 @@ pub struct ScoreSeries {
     owner: String,
     agent: String,
     version: String,
+    /// Of a root run of an agent with a rollout.
+    variant: String,
     /// As in the rows of runs.
     labels: String,
     name: String,
@@ -111,6 +114,7 @@ impl ScoreSeries {
             owner: run.owner.clone().unwrap_or_default(),
             agent: run.agent.clone(),
             version: run.agent_version.clone(),
+            variant: run.variant.map_or("", Variant::as_str).to_owned(),
             labels: run_values::labels_value(&root.labels).unwrap_or_default(),
             name: name.to_owned(),
         }
@@ -120,6 +124,7 @@ impl ScoreSeries {
     fn other(&self) -> Self {
         Self {
             version: String::new(),
+            variant: String::new(),
             labels: String::new(),
             name: OTHER.to_owned(),
             ..self.clone()
@@ -131,11 +136,12 @@ impl ScoreSeries {
             owner,
             agent,
             version,
+            variant,
             labels,
             name,
         } = self;
         let mut hash = Sha256::new();
-        for text in [owner, agent, version, labels, name] {
+        for text in [owner, agent, version, variant, labels, name] {
             hash.update((text.len() as u64).to_be_bytes());
             hash.update(text);
         }
@@ -214,11 +220,11 @@ const TAKE_FROM_SUMS: &str = sum!(
 );
 /// Who adds an event to a tree locks its root first, so that each gets another number.
 const LOCK: &str = "UPDATE runs SET last_event = last_event WHERE id = :root";
-const INSERT_SERIES: &str = "INSERT INTO score_series (id, owner, agent, version, labels, name) \
-     SELECT :series, :owner, :agent, :version, :labels, :name WHERE NOT EXISTS (SELECT 1 FROM score_series k WHERE k.id = :series) \
+const INSERT_SERIES: &str = "INSERT INTO score_series (id, owner, agent, version, variant, labels, name) \
+     SELECT :series, :owner, :agent, :version, :variant, :labels, :name WHERE NOT EXISTS (SELECT 1 FROM score_series k WHERE k.id = :series) \
      AND (SELECT count(*) FROM score_series k WHERE k.owner = :owner) < :max ON CONFLICT (id) DO NOTHING";
-const INSERT_OTHER_SERIES: &str = "INSERT INTO score_series (id, owner, agent, version, labels, name) \
-     SELECT :other, :owner, :agent, :version, :labels, :name WHERE NOT EXISTS (SELECT 1 FROM score_series k WHERE k.id = :series) \
+const INSERT_OTHER_SERIES: &str = "INSERT INTO score_series (id, owner, agent, version, variant, labels, name) \
+     SELECT :other, :owner, :agent, :version, :variant, :labels, :name WHERE NOT EXISTS (SELECT 1 FROM score_series k WHERE k.id = :series) \
      ON CONFLICT (id) DO NOTHING";
 const UPSERT: &str = concat!(
     "INSERT INTO scores (run, name, author, value, label, comment, turn, at, revision, day, series) \
@@ -438,13 +444,14 @@ fn entry_values(root: RunId, entry: StoredEntries) -> [NamedValue<'static>; 3] {
     }
 }
 
-fn series_values(series: ScoreSeries, ids: Option<(Uuid, Uuid)>) -> [NamedValue<'static>; 8] {
+fn series_values(series: ScoreSeries, ids: Option<(Uuid, Uuid)>) -> [NamedValue<'static>; 9] {
     values! {
         ":series": ids.map(|(series, _)| series),
         ":other": ids.map(|(_, other)| other),
         ":owner": series.owner,
         ":agent": series.agent,
         ":version": series.version,
+        ":variant": series.variant,
         ":labels": series.labels,
         ":name": series.name,
         ":max": MAX_SERIES,

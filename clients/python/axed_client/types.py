@@ -75,6 +75,7 @@ class Run(TypedDict):
     id: str
     agent: str
     agent_version: str
+    variant: Literal["current", "candidate"] | None
     status: RunStatus
     parent_id: str | None
     root_id: str

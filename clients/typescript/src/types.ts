@@ -71,6 +71,7 @@ export interface Run {
   id: string;
   agent: string;
   agent_version: string;
+  variant: "current" | "candidate" | null;
   status: RunStatus;
   parent_id: string | null;
   root_id: string;

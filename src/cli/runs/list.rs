@@ -75,6 +75,9 @@ pub struct List {
     /// Filter by the code of the error, such as timeout
     #[arg(long, value_name = "CODE")]
     error_code: Option<String>,
+    /// Filter by the version of an agent with a rollout: current or candidate
+    #[arg(long, value_name = "VARIANT", value_parser = ["current", "candidate"], hide_possible_values = true)]
+    variant: Option<String>,
     /// Filter by the scores of one name: by their mean, a label (=LABEL), or none; repeatable
     #[arg(long = "score", value_name = "NAME=CONDITION", value_parser = run::parse_label)]
     scores: Vec<(String, String)>,
@@ -193,6 +196,9 @@ fn filters(args: &List) -> Vec<(String, String)> {
     }
     if let Some(code) = &args.error_code {
         filter("error_code", code);
+    }
+    if let Some(variant) = &args.variant {
+        filter("variant", variant);
     }
     if let Some(since) = &args.since {
         filter("since", since);

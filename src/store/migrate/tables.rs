@@ -40,7 +40,7 @@ tables! {
     definitions { Bytes: hash; FreeText: body; Int: used_until; Id: only_run; }
     runs {
         Id: id root parent;
-        Text: owner status agent agent_version completion_status labels webhook waiting_for warnings model_usage fork;
+        Text: owner status agent agent_version completion_status labels webhook waiting_for warnings model_usage fork variant;
         Flag: child stream structured held;
         Int: depth created_at started_at finished_at last_event attempt turns input_tokens output_tokens
             cache_read_tokens cache_write_tokens model_calls tool_calls cost unreported tree_runs tree_input_tokens
@@ -69,13 +69,17 @@ tables! {
     budget_usage { Text: budget; Int: quarter tokens cost; } + { writer: Id }
     budget_alerts { Text: budget; Int: period share; }
     schedules { Text: agent name times; Int: handled_at held_at last_at; Flag: is_paused; Id: last_run; FreeText: error; }
+    rollouts {
+        Text: agent candidate promoted_from promoted_version; Int: started_at percent file_percent stopped_at promoted_at fixed_at;
+        FreeText: baseline loss promoted_text;
+    }
     batches {
         Id: id; Text: agent owner key_owner; Int: lines created_at finished_at key_expires;
         FreeText: cancel_reason key; Bytes: body_hash;
     }
     scores { Id: run series; Text: name author label; Int: value turn at revision day; FreeText: comment; }
     scorings { Id: run; Text: scorer; }
-    score_series { Id: id; Text: owner agent version labels name; }
+    score_series { Id: id; Text: owner agent version variant labels name; }
     score_sums {
         Int: day n sum_2 sum_1 sum_0 square_4 square_3 square_2 square_1 square_0; Id: series; Text: label;
     }

@@ -105,7 +105,8 @@ CREATE TABLE runs (
   messages bigint NOT NULL,
   held boolean,
   model_usage text,
-  fork text
+  fork text,
+  variant text COLLATE "C"
 ) WITH (fillfactor = 80);
 CREATE INDEX runs_children ON runs (parent, id) WHERE parent IS NOT NULL;
 CREATE INDEX runs_unfinished ON runs (id) WHERE finished_at IS NULL;
@@ -116,6 +117,7 @@ CREATE INDEX runs_finished_by_owner ON runs (owner, status, child, id) INCLUDE (
   WHERE finished_at IS NOT NULL AND owner IS NOT NULL;
 CREATE INDEX runs_session ON runs (session, id) WHERE session IS NOT NULL;
 CREATE INDEX runs_session_names ON runs (owner, session, id) WHERE session IS NOT NULL;
+CREATE INDEX runs_variant ON runs (agent, agent_version, variant, status, id) WHERE variant IS NOT NULL;
 CREATE TABLE definitions (
   hash bytea PRIMARY KEY,
   body bytea NOT NULL,
@@ -261,6 +263,22 @@ CREATE TABLE schedules (
   error bytea,
   PRIMARY KEY (agent, name)
 );
+CREATE TABLE rollouts (
+  agent text COLLATE "C" NOT NULL,
+  candidate text COLLATE "C" NOT NULL,
+  started_at bigint NOT NULL,
+  baseline bytea NOT NULL,
+  percent bigint,
+  file_percent bigint,
+  stopped_at bigint,
+  loss bytea,
+  promoted_at bigint,
+  promoted_from text,
+  promoted_version text,
+  promoted_text bytea,
+  fixed_at bigint,
+  PRIMARY KEY (agent, candidate)
+);
 CREATE TABLE scores (
   run uuid NOT NULL,
   name text COLLATE "C" NOT NULL,
@@ -286,6 +304,7 @@ CREATE TABLE score_series (
   owner text COLLATE "C" NOT NULL,
   agent text COLLATE "C" NOT NULL,
   version text NOT NULL,
+  variant text NOT NULL,
   labels text NOT NULL,
   name text COLLATE "C" NOT NULL
 );

@@ -6,6 +6,7 @@
 -- matches the requested schema is in `structured`; `waited` is how many milliseconds the run was paused, `held` whether a client
 -- has paused it; `model_usage` is the usage by model, if that is not all of its last model's; `fork` is what it took over from
 -- another run. The numbers of the working directory are unsigned ones of 64 bits, stored as signed ones.
+-- `variant` is which version a root run got whose agent has a rollout; `runs_variant` has these alone.
 -- `runs_session` alone tells which run the next one of a session continues; `runs_session_names` sorts the sessions of a key.
 CREATE TABLE runs (
   id BLOB NOT NULL PRIMARY KEY,
@@ -69,7 +70,8 @@ CREATE TABLE runs (
   messages INTEGER NOT NULL,
   model_usage TEXT,
   held INTEGER,
-  fork TEXT
+  fork TEXT,
+  variant TEXT
 ) WITHOUT ROWID;
 CREATE INDEX runs_children ON runs (parent, id) WHERE parent IS NOT NULL;
 CREATE INDEX runs_unfinished ON runs (id) WHERE finished_at IS NULL;
@@ -80,6 +82,7 @@ CREATE INDEX runs_session ON runs (session, owner, id, agent, status) WHERE sess
 CREATE INDEX runs_finished_by_agent ON runs (agent, status, child, id, created_at, finished_at)
   WHERE finished_at IS NOT NULL;
 CREATE INDEX runs_session_names ON runs (owner, session, id) WHERE session IS NOT NULL;
+CREATE INDEX runs_variant ON runs (agent, agent_version, variant, status, id) WHERE variant IS NOT NULL;
 CREATE TABLE texts (
   run BLOB NOT NULL PRIMARY KEY,
   input TEXT NOT NULL,
@@ -251,6 +254,26 @@ CREATE TABLE schedules (
   PRIMARY KEY (agent, name)
 ) WITHOUT ROWID;
 
+-- What is known of the candidates of agents: from when on runs and scores count, and the sums of scores at that time (`baseline`,
+-- JSON); a share that replaces the file's, in thousandths of a percent; why the candidate was taken off (`loss`, JSON); and with which
+-- text it became the current version, from which one. `fixed_at` is when the first node had another file than that.
+CREATE TABLE rollouts (
+  agent TEXT NOT NULL,
+  candidate TEXT NOT NULL,
+  started_at INTEGER NOT NULL,
+  baseline TEXT NOT NULL,
+  percent INTEGER,
+  file_percent INTEGER,
+  stopped_at INTEGER,
+  loss TEXT,
+  promoted_at INTEGER,
+  promoted_from TEXT,
+  promoted_version TEXT,
+  promoted_text TEXT,
+  fixed_at INTEGER,
+  PRIMARY KEY (agent, candidate)
+) WITHOUT ROWID;
+
 -- Batches of runs and their lines. A line has its request until its run starts, or until a problem is known.
 CREATE TABLE batches (
   id BLOB NOT NULL PRIMARY KEY,
@@ -342,6 +365,7 @@ CREATE TABLE score_series (
   owner TEXT NOT NULL,
   agent TEXT NOT NULL,
   version TEXT NOT NULL,
+  variant TEXT NOT NULL,
   labels TEXT NOT NULL,
   name TEXT NOT NULL
 ) WITHOUT ROWID;

@@ -15,6 +15,7 @@ use crate::domain::score::RunScores;
 use crate::domain::suspension::SuspensionCause;
 use crate::domain::timestamp_text;
 use crate::domain::usage::{TreeUsage, Usage};
+use crate::domain::variant::Variant;
 use crate::domain::waiting_for::WaitingFor;
 use crate::domain::warning::RunWarning;
 
@@ -28,6 +29,8 @@ pub struct RunView<'a> {
     agent: &'a str,
     /// The version of the agent's definition: `sha256:` and the digest of its file.
     agent_version: &'a str,
+    /// The version that the run got: `current`, or `candidate` of the agent's rollout; null unless it is a root run of an agent with one.
+    variant: Option<Variant>,
     /// The run's status.
     status: Status,
     /// The run that called this one; null for a root run.
@@ -121,6 +124,7 @@ impl<'a> RunView<'a> {
             id: run.id,
             agent: &run.agent,
             agent_version: &run.agent_version,
+            variant: run.variant,
             status: run.status,
             session: run.session.as_deref(),
             forked_from: run.fork.as_ref().and_then(|fork| fork.from),

@@ -16,6 +16,7 @@ use crate::config::KeyScope::{Admin, Cancel, Read};
 use crate::domain::failure::FailureCode;
 use crate::domain::run::{Run, RunId, Status, now};
 use crate::domain::run_ref::RunRef;
+use crate::domain::variant::Variant;
 use crate::engine::history::RecordedConversation;
 use crate::record::entry;
 use crate::store::runs::{PAGE_BYTES, RunFilter, RunPage, StatusCount};
@@ -127,6 +128,8 @@ struct ListQuery {
     q: Option<TextSearch>,
     /// Only runs that failed with this code.
     error_code: Option<FailureCode>,
+    /// Only root runs that got this version of an agent with a rollout.
+    variant: Option<Variant>,
     /// Only runs that cost at least this in US dollars, with their descendants.
     min_cost_usd: Option<Usd>,
     /// Only runs that cost at most this in US dollars, with their descendants.
@@ -516,6 +519,7 @@ impl From<ListQuery> for RunFilter {
             labels: query.labels.0,
             text: query.q.map(|TextSearch(text)| text),
             error_code: query.error_code,
+            variant: query.variant,
             scores: query.scores.0,
             min_cost: query.min_cost_usd.map(|Usd(cost)| cost),
             max_cost: query.max_cost_usd.map(|Usd(cost)| cost),

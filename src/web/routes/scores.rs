@@ -33,7 +33,7 @@ use crate::web::routes::runs::require_run;
 use crate::web::routes::usage::{self, parse_dimensions};
 use crate::web::state::AppState;
 
-const DIMENSIONS: &str = "agent, version, name, day, label.<name>";
+const DIMENSIONS: &str = "agent, version, variant, name, day, label.<name>";
 
 pub fn routes() -> Vec<Route> {
     vec![
@@ -146,7 +146,7 @@ struct DeleteQuery {
 #[derive(Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct ReportQuery {
-    /// What the sums are grouped by: one or more of `agent`, `version`, `name`, `day`, `label.<name>`, separated by commas.
+    /// What the sums are grouped by: one or more of `agent`, `version`, `variant`, `name`, `day`, `label.<name>`, separated by commas.
     #[schemars(example = "agent,name", example = "version,day")]
     by: Option<String>,
     /// Only scores of runs whose root was accepted at this time or later: a date, or an RFC 3339 time, rounded down to a day in UTC.
@@ -180,6 +180,9 @@ struct ScoreGroup {
     /// The version of the agent.
     #[serde(skip_serializing_if = "Option::is_none")]
     version: Option<Option<String>>,
+    /// The version that root runs of an agent with a rollout got: `current` or `candidate`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    variant: Option<Option<String>>,
     /// What is scored.
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<Option<String>>,
@@ -394,6 +397,7 @@ fn parse_by(text: &str) -> Result<Vec<ScoreDimension>, Problem> {
         Some(match (name, label) {
             ("agent", _) => ScoreDimension::Agent,
             ("version", _) => ScoreDimension::Version,
+            ("variant", _) => ScoreDimension::Variant,
             ("name", _) => ScoreDimension::Name,
             ("day", _) => ScoreDimension::Day,
             (_, Some(label)) => ScoreDimension::Label(label.to_owned()),
@@ -406,6 +410,7 @@ fn group(by: &[ScoreDimension], row: ScoreRow) -> ScoreGroup {
     let mut group = ScoreGroup {
         agent: None,
         version: None,
+        variant: None,
         name: None,
         day: row.day,
         labels: BTreeMap::new(),
@@ -419,6 +424,7 @@ fn group(by: &[ScoreDimension], row: ScoreRow) -> ScoreGroup {
         match dimension {
             ScoreDimension::Agent => group.agent = Some(value),
             ScoreDimension::Version => group.version = Some(value),
+            ScoreDimension::Variant => group.variant = Some(value),
             ScoreDimension::Name => group.name = Some(value),
             ScoreDimension::Label(name) => {
                 drop(group.labels.insert(format!("label.{name}"), value))

@@ -30,6 +30,10 @@ use axed::store::memories::{
 use axed::store::outbox::{AttemptRecord, Delivery, DueDeliveries, DueQuery, Outbox};
 use axed::store::push_configs::{PushConfig, PushConfigs};
 use axed::store::retention::{ExpiredPage, ExpiredQuery, NthNewestQuery, RunRetention};
+use axed::store::rollouts::{
+    RolloutChange, RolloutId, RolloutRecord, RolloutRecords, SessionVariant, VariantRuns,
+    VersionRuns,
+};
 use axed::store::run_store::RunStore;
 use axed::store::runs::{
     ChildCall, RunFilter, RunPage, RunRecords, SessionQuery, StatusCount, UnfinishedRun,
@@ -362,6 +366,51 @@ impl ScoreSums for CrashingStore {
 
     fn trim_scores(&self, before: Timestamp) -> BoxFuture<'_, Result<bool, StoreError>> {
         self.inner.trim_scores(before)
+    }
+}
+
+impl RolloutRecords for CrashingStore {
+    fn rollouts(&self, a: String) -> BoxFuture<'_, Result<Vec<RolloutRecord>, StoreError>> {
+        self.inner.rollouts(a)
+    }
+
+    fn change_rollout(
+        &self,
+        a: RolloutId,
+        b: RolloutChange,
+    ) -> BoxFuture<'_, Result<bool, StoreError>> {
+        match self.admit_write() {
+            true => self.inner.change_rollout(a, b),
+            false => Box::pin(pending()),
+        }
+    }
+
+    fn variant_runs(
+        &self,
+        a: String,
+        b: Timestamp,
+    ) -> BoxFuture<'_, Result<Vec<VariantRuns>, StoreError>> {
+        self.inner.variant_runs(a, b)
+    }
+
+    fn newest_candidate(&self, a: RolloutId) -> BoxFuture<'_, Result<Option<RunId>, StoreError>> {
+        self.inner.newest_candidate(a)
+    }
+
+    fn session_variant(
+        &self,
+        a: Option<String>,
+        b: String,
+    ) -> BoxFuture<'_, Result<Option<SessionVariant>, StoreError>> {
+        self.inner.session_variant(a, b)
+    }
+
+    fn agent_versions(
+        &self,
+        a: String,
+        b: Option<String>,
+    ) -> BoxFuture<'_, Result<Vec<VersionRuns>, StoreError>> {
+        self.inner.agent_versions(a, b)
     }
 }
 
