@@ -181,6 +181,7 @@ impl Services {
             traces,
             playbacks,
         });
+        runner.read_rollouts().await?;
         runner.recover().await?;
         let watch =
             match config.agents.watch {
@@ -598,6 +599,9 @@ impl Daemon {
                 serve_metrics,
                 services.runner.serve_nodes(closing.clone()),
                 standing_task::run("The scheduler", &stop, |stop| state.scheduler.run(stop)),
+                standing_task::run("Following rollouts", &stop, |stop| services
+                    .runner
+                    .follow_rollouts(stop)),
                 standing_task::run("Scoring", &stop, |stop| services.scoring.run(stop)),
                 feeder.run(stop.clone()),
                 evals.run(stop.clone())

@@ -26,6 +26,7 @@ use crate::engine::state::period_budgets::PeriodBudgets;
 use crate::engine::state::pinned_agents::SubAgents;
 use crate::engine::state::queued_bytes::QueuedBytes;
 use crate::engine::state::remote_followers::RemoteFollowers;
+use crate::engine::state::rollouts::Rollouts;
 use crate::engine::state::sent_requests::SentRequests;
 use crate::engine::state::sessions::Sessions;
 use crate::engine::state::suspension::Suspension;
@@ -69,6 +70,7 @@ pub struct Engine {
     pub memories: Memories,
     pub agent_snapshots: AgentSnapshots,
     pub agent_pins: AgentPins,
+    pub rollouts: Rollouts,
     /// Child runs that an earlier process left unfinished.
     pub orphans: OrphanedChildren,
     pub active_runs: Arc<ActiveRuns>,

@@ -21,7 +21,8 @@ use crate::providers::model_params;
 use crate::tools::mcp::McpToolset;
 
 pub async fn dry_run(engine: &Arc<Engine>, mut request: RunRequest) -> Result<DryRun, StartError> {
-    let PinnedRoot { agent, pinned } = prepare::resolve_agent(engine, &request).await?;
+    let (root, _) = prepare::resolve_agent(engine, &request, None).await?;
+    let PinnedRoot { agent, pinned } = root;
     let sub_agents = SubAgents::new(pinned, &engine.catalog);
     let period_budgets = prepare::period_budgets(engine, &request, &agent.name);
     let mut warnings = prepare::check_prices(engine, &request, &agent, &period_budgets)?;

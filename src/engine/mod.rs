@@ -35,5 +35,6 @@ pub mod scoring;
 pub mod settings;
 pub mod state;
 pub mod structured_input;
+pub mod variants;
 pub mod wall_clock;
 pub mod workdir;

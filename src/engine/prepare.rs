@@ -16,9 +16,10 @@ use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::agent::{Agent, Budget};
 use crate::domain::content::Content;
 use crate::domain::mcp::TOOL_NAME_SEPARATOR;
-use crate::domain::run::{Scope, now};
+use crate::domain::run::{RunId, Scope, now};
 use crate::domain::service::Billing;
 use crate::domain::skill::READ_SKILL;
+use crate::domain::variant::Variant;
 use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::admission::placement::Placement;
 use crate::engine::blocking::run_blocking;
@@ -31,6 +32,7 @@ use crate::engine::state::pinned_agents::{PinnedRoot, SubAgents};
 use crate::engine::state::prompt::{Prompt, RunInput};
 use crate::engine::state::provider_keys::Keys;
 use crate::engine::structured_input::{self, CheckedInput};
+use crate::engine::variants;
 use crate::engine::workdir;
 use crate::providers::registry::ProviderHandle;
 use crate::tools::call_agent::CallableAgent;
@@ -39,19 +41,35 @@ use crate::tools::toolbox::Toolbox;
 use crate::tools::{call_agent, recall, subagent};
 use crate::workdirs::workdir::Workdir;
 
-/// The catalog's agent with the request's overrides, and what a tree of it is pinned to.
+/// The catalog's agent with the request's overrides, what a tree of it is pinned to, and which version this root run got if the agent has a
+/// rollout. `id` is `None` of a dry run, which has the current version.
 pub async fn resolve_agent(
     engine: &Arc<Engine>,
     request: &RunRequest,
-) -> Result<PinnedRoot, StartError> {
-    let root = match &request.definition {
-        Some(root) => PinnedRoot::clone(root),
-        None => {
+    id: Option<RunId>,
+) -> Result<(PinnedRoot, Option<Variant>), StartError> {
+    let (root, variant) = match (&request.definition, id) {
+        (Some(root), _) => (PinnedRoot::clone(root), None),
+        (None, id) => {
             let agents = engine.catalog.current();
-            let agent = agents.get(&request.agent)?;
-            (engine.agent_pins).pin(&engine.agent_snapshots, &agents, agent)
+            let current = agents.get(&request.agent)?;
+            let (agents, agent, variant) = match id.filter(|_| current.rollout.is_some()) {
+                Some(id) => variants::choose(engine, request, id).await?,
+                None => (Arc::clone(&agents), Arc::clone(current), None),
+            };
+            let root = (engine.agent_pins).pin(&engine.agent_snapshots, &agents, &agent);
+            (root, variant)
         }
     };
+    let root = override_agent(engine, request, root).await?;
+    Ok((root, variant))
+}
+
+async fn override_agent(
+    engine: &Arc<Engine>,
+    request: &RunRequest,
+    root: PinnedRoot,
+) -> Result<PinnedRoot, StartError> {
     let overrides = &request.overrides;
     check_provider_keys(engine, &request.provider_keys, &root.agent)?;
     if is_empty(overrides) && request.provider_keys.is_empty() {

@@ -58,6 +58,7 @@ use crate::engine::state::prompt::RunInput;
 use crate::engine::state::provider_keys::ProviderKeys;
 use crate::engine::state::queued_bytes::QueuedBytes;
 use crate::engine::state::remote_followers::RemoteFollowers;
+use crate::engine::state::rollouts::Rollouts;
 use crate::engine::state::sessions::{OnBusy, SessionKey, Sessions};
 use crate::engine::state::suspension::Suspension;
 use crate::engine::state::tree::Tree;
@@ -119,6 +120,7 @@ impl Runner {
             memories,
             agent_snapshots: AgentSnapshots::default(),
             agent_pins: AgentPins::default(),
+            rollouts: Rollouts::default(),
             orphans: OrphanedChildren::default(),
             active_runs,
             suspension: Suspension::default(),
@@ -178,7 +180,9 @@ impl Runner {
     async fn admit(&self, mut request: RunRequest) -> Result<NewRoot, StartError> {
         let engine = &self.engine;
         self.check_accepting()?;
-        let PinnedRoot { mut agent, pinned } = prepare::resolve_agent(engine, &request).await?;
+        let id = RunId::new();
+        let (root, variant) = prepare::resolve_agent(engine, &request, Some(id)).await?;
+        let PinnedRoot { mut agent, pinned } = root;
         let is_marked = run::are_marks(&request.labels);
         if is_marked {
             let agent = Arc::make_mut(&mut agent);
@@ -204,7 +208,7 @@ impl Runner {
             id,
             guard: session_guard,
             predecessors,
-        } = self.enter_session(&request).await?;
+        } = self.enter_session(&request, id).await?;
         if let (Some(playbacks), Some(playback)) = (&engine.playbacks, &request.playback) {
             let redactor = &engine.settings.requests.redactor;
             playback.start_root(id, &agent.name, redactor);
@@ -260,6 +264,7 @@ impl Runner {
             input: request.input.unwrap_or_default().into_redacted(),
             labels: request.labels,
             session: request.session,
+            variant,
             warnings: active_run.warnings(),
             ..run_record::new_run(&active_run)
         });
@@ -313,7 +318,7 @@ impl Runner {
             id,
             guard: session_guard,
             predecessors,
-        } = self.enter_session(&request.new_run).await?;
+        } = self.enter_session(&request.new_run, RunId::new()).await?;
         let plan = fork_plan::plan(engine, &request, source, id).await?;
         let root = &plan.root().run;
         let period_budgets = engine.period_budgets.of_run(root);
@@ -344,11 +349,15 @@ impl Runner {
         Ok(receiver.await.unwrap_or(Err(StoreError::Closed))?)
     }
 
-    /// Makes the run's id and enters its session. That happens before the caller is answered, so that the runs of a session
-    /// are ordered by arrival.
-    async fn enter_session(&self, request: &RunRequest) -> Result<EnteredSession, StartError> {
+    /// Enters the run's session, where it gets another id. That happens before the caller is answered, so that the runs of a
+    /// session are ordered by arrival.
+    async fn enter_session(
+        &self,
+        request: &RunRequest,
+        id: RunId,
+    ) -> Result<EnteredSession, StartError> {
         let Some(name) = &request.session else {
-            return Ok(EnteredSession::new(RunId::new(), None));
+            return Ok(EnteredSession::new(id, None));
         };
         if let Some(cluster) = self.store().cluster() {
             return enter::enter_shared_session(cluster, request, name).await;

@@ -4,6 +4,7 @@
 use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -32,12 +33,15 @@ use crate::engine::state::broadcaster::Subscription;
 use crate::engine::state::client_calls::ClientResults;
 use crate::engine::state::live_text::PartialReply;
 use crate::engine::state::sessions::SessionKey;
+use crate::engine::variants;
 use crate::ssrf::SsrfGuard;
 use crate::standing_task;
 use crate::store::StoreError;
 use crate::store::scores::ScoreChange;
 use crate::workdirs::handle::WorkdirHandle;
 
+/// The time between two looks at what is recorded of rollouts.
+const ROLLOUT_INTERVAL: Duration = Duration::from_secs(2);
 /// The reason of a cancellation that names none.
 const DEFAULT_REASON: &str = "requested by client";
 
@@ -233,6 +237,34 @@ impl Runner {
     pub async fn serve_nodes(&self, stop: CancellationToken) {
         let serve = |stop| perform_change::serve(Arc::clone(&self.engine), stop);
         standing_task::run("Performing requests of other nodes", &stop, serve).await;
+    }
+
+    /// Reads what the record says of rollouts, if an agent has one.
+    pub async fn read_rollouts(&self) -> Result<(), StoreError> {
+        match variants::rolled_out(&self.catalog().current()).next() {
+            Some(_) => variants::refresh(&self.engine).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Keeps what this process knows of rollouts up to date, while agents have any.
+    pub async fn follow_rollouts(&self, stop: CancellationToken) {
+        let mut reloads = self.catalog().subscribe();
+        loop {
+            let has_rollouts = variants::rolled_out(&self.catalog().current())
+                .next()
+                .is_some();
+            if let Err(error) = self.read_rollouts().await
+                && !matches!(error, StoreError::Closed)
+            {
+                warn!(error = %error, "What is recorded of rollouts could not be read, trying again: {error}");
+            }
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(ROLLOUT_INTERVAL), if has_rollouts => {}
+                Ok(()) = reloads.changed() => reloads.mark_unchanged(),
+            }
+        }
     }
 
     /// Deletes a session in which no run is unfinished: its name and its conversation; its runs stay.

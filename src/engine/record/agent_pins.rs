@@ -19,8 +19,8 @@ const PRUNE_THRESHOLD: usize = 1024;
 /// What trees are pinned to. Each text is rendered, or read, once.
 #[derive(Debug, Default)]
 pub struct AgentPins {
-    /// By the agent's name.
-    roots: Mutex<HashMap<String, CachedRoot>>,
+    /// By the name and the version of the agent: one with a rollout has two.
+    roots: Mutex<HashMap<(String, String), CachedRoot>>,
     in_use: Mutex<HashMap<Digest, Weak<PinnedAgents>>>,
 }
 
@@ -52,19 +52,24 @@ impl AgentPins {
         }
         let root = self.pin_anew(snapshots, agents, agent);
         let mut roots = lock(&self.roots);
-        roots.retain(|name, _| agents.entries.contains_key(name));
+        roots.retain(|(name, version), _| {
+            let entry = agents.entries.get(name);
+            let known = entry.map(|entry| [&entry.agent, &entry.candidate].map(Option::as_ref));
+            let mut known = known.into_iter().flatten().flatten();
+            known.any(|agent| agent.version == *version)
+        });
         let cached = CachedRoot {
             agent: Arc::clone(agent),
             generation: agents.generation,
             root: root.clone(),
         };
-        roots.insert(agent.name.clone(), cached);
+        roots.insert((agent.name.clone(), agent.version.clone()), cached);
         root
     }
 
     fn cached(&self, agents: &Agents, agent: &Arc<Agent>) -> Option<PinnedRoot> {
         let mut roots = lock(&self.roots);
-        let cached = roots.get_mut(&agent.name)?;
+        let cached = roots.get_mut(&(agent.name.clone(), agent.version.clone()))?;
         let is_current = Arc::ptr_eq(&cached.agent, agent)
             && (cached.generation == agents.generation
                 || is_pinned_to(&cached.root, &agents.callable(agent)));

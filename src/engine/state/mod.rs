@@ -27,6 +27,7 @@ pub mod prompt_leads;
 pub mod provider_keys;
 pub mod queued_bytes;
 pub mod remote_followers;
+pub mod rollouts;
 pub mod root_permit;
 pub mod run_warnings;
 pub mod run_workdir;
