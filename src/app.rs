@@ -27,6 +27,7 @@ use crate::engine::memories::{self, Memories};
 use crate::engine::record::journal::Journal;
 use crate::engine::recording::playback::Playbacks;
 use crate::engine::retention;
+use crate::engine::rollouts::driver::RolloutDriver;
 use crate::engine::runner::Runner;
 use crate::engine::scoring::driver::ScoringDriver;
 use crate::engine::scoring::perform::Scorers;
@@ -72,6 +73,7 @@ pub struct Services {
     /// Delivers webhooks while it is polled.
     webhook_sender: WebhookSender,
     scoring: ScoringDriver,
+    rollouts: RolloutDriver,
     scorers: Scorers,
     trace_exporter: TraceExporter,
     mcp: Arc<McpConnectionPool>,
@@ -201,11 +203,13 @@ impl Services {
         let http = SignedHttp::new(webhooks.guard(), webhooks.secret_env.clone());
         let scorers = Scorers::new(runner.clone(), http);
         let scoring = ScoringDriver::new(runner.clone(), scorers.clone());
+        let rollouts = RolloutDriver::new(runner.clone());
         let (store_tasks, store_tasks_guard) = start_store_tasks(config, &runner, election);
         Ok(Self {
             runner,
             webhook_sender,
             scoring,
+            rollouts,
             scorers,
             trace_exporter,
             mcp,
@@ -602,6 +606,9 @@ impl Daemon {
                 standing_task::run("Following rollouts", &stop, |stop| services
                     .runner
                     .follow_rollouts(stop)),
+                standing_task::run("Comparing rollouts", &stop, |stop| services
+                    .rollouts
+                    .run(stop)),
                 standing_task::run("Scoring", &stop, |stop| services.scoring.run(stop)),
                 feeder.run(stop.clone()),
                 evals.run(stop.clone())

@@ -25,6 +25,7 @@ pub mod recording;
 pub mod recovery;
 pub mod request;
 pub mod retention;
+pub mod rollouts;
 pub mod root_run;
 pub mod run_loop;
 pub mod run_owners;

@@ -77,6 +77,8 @@ pub struct Metrics {
     provider_requests: Family<RequestCounters>,
     /// By agent and scorer, with a space between them.
     scores: Family<ScoreCounters>,
+    /// By agent.
+    stopped_rollouts: Family<Counter>,
     sse_clients: AtomicU64,
     /// In the order of [`DELIVERY_OUTCOMES`].
     deliveries: [Counter; DELIVERY_OUTCOMES.len()],
@@ -210,6 +212,7 @@ impl Default for Metrics {
             retries: Family::new(MAX_PROVIDERS),
             provider_requests: Family::new(MAX_PROVIDERS),
             scores: Family::new(MAX_AGENTS),
+            stopped_rollouts: Family::new(MAX_AGENTS),
             sse_clients: AtomicU64::new(0),
             deliveries: Default::default(),
         }
@@ -258,6 +261,11 @@ impl Metrics {
 
     fn score_counters(&self, agent: &str, scorer: &str, change: impl FnOnce(&ScoreCounters)) {
         self.scores.with(&format!("{agent} {scorer}"), change);
+    }
+
+    /// The candidate of an agent was taken off.
+    pub fn rollout_stopped(&self, agent: &str) {
+        self.stopped_rollouts.with(agent, Counter::increment);
     }
 
     pub fn child_started(&self, depth: u8) {
@@ -536,6 +544,15 @@ impl Metrics {
                 });
             });
         }
+        encoder.counters(
+            "axed_rollouts_stopped_total",
+            "Candidates of rollouts that were taken off because they were worse, by agent.",
+            |samples| {
+                samples.family(&self.stopped_rollouts, |samples, agent, count| {
+                    samples.sample(&[("agent", agent)], count.get());
+                });
+            },
+        );
         encoder.counters(
             "axed_scores_skipped_total",
             "Runs that a scorer was to score and did not, by agent, scorer and reason.",

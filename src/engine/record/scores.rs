@@ -99,7 +99,8 @@ pub async fn fail(
     store.end_scoring(scoring, root, Some(entries)).await
 }
 
-fn encode(time: Timestamp, event: EventKind) -> Result<StoredEntries, StoreError> {
+/// The record of an event that a run gets after its end.
+pub fn encode(time: Timestamp, event: EventKind) -> Result<StoredEntries, StoreError> {
     let entry = RecordedEntry {
         time,
         is_copied: false,

@@ -33,6 +33,7 @@ const NAMES: [(&str, &str); 40] = [
     ("axed_provider_errors_total", "counter"),
     ("axed_scores_total", "counter"),
     ("axed_scores_failed_total", "counter"),
+    ("axed_rollouts_stopped_total", "counter"),
     ("axed_scores_skipped_total", "counter"),
     ("axed_retries_total", "counter"),
     ("axed_child_runs_total", "counter"),

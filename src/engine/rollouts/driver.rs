@@ -1,0 +1,186 @@
+//! Looks at the runs of rollouts again and again, and takes a candidate off that is worse.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::catalog::Entry;
+use crate::domain::event::{EventKind, EventName};
+use crate::domain::rollout::Loss;
+use crate::domain::run::{RunId, now};
+use crate::domain::timestamp_text;
+use crate::domain::webhook::{DeliveryId, Webhook};
+use crate::engine::record::scores;
+use crate::engine::rollouts::comparison::{Versions, score_sums};
+use crate::engine::runner::Runner;
+use crate::engine::state::rollouts;
+use crate::engine::variants;
+use crate::store::rollouts::{RolloutChange, RolloutId};
+use crate::store::{NewDelivery, StoreError};
+
+/// The time between two looks.
+const INTERVAL: Duration = Duration::from_secs(2);
+
+pub struct RolloutDriver {
+    runner: Runner,
+}
+
+impl RolloutDriver {
+    pub fn new(runner: Runner) -> Self {
+        Self { runner }
+    }
+
+    /// Goes on until `stop` is cancelled, while this process is the leader.
+    pub async fn run(&self, stop: CancellationToken) {
+        let mut reloads = self.runner.catalog().subscribe();
+        loop {
+            let look = async {
+                self.runner.leadership().gained().await;
+                self.look_at_all().await
+            };
+            let has_rollouts = tokio::select! {
+                has_rollouts = look => has_rollouts,
+                () = stop.cancelled() => return,
+            };
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(INTERVAL), if has_rollouts => {}
+                Ok(()) = reloads.changed() => reloads.mark_unchanged(),
+            }
+        }
+    }
+
+    /// Returns whether an agent has a rollout.
+    async fn look_at_all(&self) -> bool {
+        let agents = self.runner.catalog().current();
+        let mut has_rollouts = false;
+        for (name, entry) in variants::rolled_out(&agents) {
+            has_rollouts = true;
+            match Box::pin(self.look(name, entry)).await {
+                Ok(()) | Err(StoreError::Closed) => {}
+                Err(error) => {
+                    warn!(agent.name = %name, error = %error, "The rollout of agent {name} could not be looked at, trying again: {error}");
+                }
+            }
+        }
+        has_rollouts
+    }
+
+    async fn look(&self, name: &str, entry: &Entry) -> Result<(), StoreError> {
+        let (Some(current), Some(candidate)) = (&entry.agent, &entry.candidate) else {
+            return Ok(());
+        };
+        let Some(rollout) = &current.rollout else {
+            return Ok(());
+        };
+        let store = self.runner.store().as_ref();
+        let records = store.rollouts(name.to_owned()).await?;
+        let id = RolloutId {
+            agent: name.to_owned(),
+            candidate: candidate.version.clone(),
+        };
+        let Some(record) = rollouts::of_candidate(&records, &candidate.version) else {
+            let at = now();
+            let baseline = score_sums(store, name, at).await?;
+            let started = store.change_rollout(id, RolloutChange::Start { at, baseline });
+            if started.await? {
+                info!(
+                    agent.name = %name,
+                    "Agent {name} has the candidate {} for {} % of its runs", candidate.version, rollout.percent
+                );
+            }
+            return Ok(());
+        };
+        if record.stopped.is_some() || record.promotion.is_some() {
+            return Ok(());
+        }
+        let versions = Versions { current, candidate };
+        let Some(loss) = versions.find_loss(store, rollout, record).await? else {
+            return Ok(());
+        };
+        let Some(run) = store.newest_candidate(id.clone()).await? else {
+            return Ok(());
+        };
+        let at = now();
+        let event = EventKind::RolloutStopped {
+            candidate: candidate.version.clone(),
+            current: current.version.clone(),
+            loss: loss.clone(),
+        };
+        let stopped = Stopped {
+            agent: name,
+            candidate: &candidate.version,
+            current: &current.version,
+            run,
+            loss: &loss,
+        };
+        let change = RolloutChange::Stop {
+            at,
+            run,
+            entries: scores::encode(at, event)?,
+            deliveries: deliveries(current.webhook.as_ref(), at, stopped),
+            loss: loss.clone(),
+        };
+        if store.change_rollout(id, change).await? {
+            self.runner.metrics().rollout_stopped(name);
+            let of = match &loss.scorer {
+                Some(scorer) => format!("its scores of {scorer} are"),
+                None => "its share of runs that do not fail is".to_owned(),
+            };
+            warn!(
+                agent.name = %name, run.id = %run,
+                "The candidate {} of agent {name} is taken off: {of} {:.3} lower, and {:.3} may be lost",
+                candidate.version, -loss.difference, loss.max_loss
+            );
+        }
+        self.runner.read_rollouts().await
+    }
+}
+
+/// A webhook without a list of events gets it too.
+fn deliveries(
+    webhook: Option<&Webhook>,
+    at: jiff::Timestamp,
+    stopped: Stopped<'_>,
+) -> Vec<NewDelivery> {
+    let event = EventName::RolloutStopped;
+    let is_receiver = |it: &&Webhook| it.events.is_empty() || it.is_subscribed_to(event);
+    let webhook = webhook.filter(is_receiver);
+    let body = Body {
+        r#type: event.as_str(),
+        timestamp: at,
+        data: stopped,
+    };
+    let body = serde_json::to_string(&body).unwrap_or_default();
+    let delivery = webhook.map(|webhook| NewDelivery {
+        id: DeliveryId::new(),
+        webhook: Arc::new(webhook.clone()),
+        event: event.as_str(),
+        body,
+        created_at: at,
+        alert: None,
+    });
+    delivery.into_iter().collect()
+}
+
+/// The body, in the form of run events' messages.
+#[derive(Serialize)]
+struct Body<'a> {
+    r#type: &'static str,
+    #[serde(serialize_with = "timestamp_text::serialize")]
+    timestamp: jiff::Timestamp,
+    data: Stopped<'a>,
+}
+
+#[derive(Serialize)]
+struct Stopped<'a> {
+    agent: &'a str,
+    candidate: &'a str,
+    current: &'a str,
+    /// The newest run of the candidate.
+    run: RunId,
+    loss: &'a Loss,
+}

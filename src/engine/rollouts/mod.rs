@@ -1,0 +1,4 @@
+//! Takes candidates off that are worse, and makes them the current version.
+
+pub mod comparison;
+pub mod driver;
