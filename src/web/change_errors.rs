@@ -1,9 +1,10 @@
-//! The problems of requests that change a run at work.
+//! The problems of requests that change a run at work, or a rollout.
 
 use crate::engine::approval::decision::DecideError;
 use crate::engine::control::add_message::AddMessageError;
 use crate::engine::control::client_results::ClientResultsError;
 use crate::engine::control::hold::HoldError;
+use crate::engine::rollouts::change::ChangeError;
 use crate::web::error::{Problem, RESTART_INTERVAL_SECS, RETRY_INTERVAL_SECS};
 use crate::web::problem_code::ProblemCode;
 
@@ -18,6 +19,20 @@ impl From<AddMessageError> for Problem {
                 Self::new(ProblemCode::Draining, detail).with_retry_after(RESTART_INTERVAL_SECS)
             }
             AddMessageError::Store(error) => error.into(),
+        }
+    }
+}
+
+impl From<ChangeError> for Problem {
+    fn from(error: ChangeError) -> Self {
+        let detail = error.to_string();
+        match error {
+            ChangeError::Load(error) => error.into(),
+            ChangeError::NoRollout(_) | ChangeError::Promoted(_) => {
+                Self::new(ProblemCode::NoRollout, detail)
+            }
+            ChangeError::Unusable { .. } => Self::new(ProblemCode::CandidateUnusable, detail),
+            ChangeError::Store(error) => error.into(),
         }
     }
 }

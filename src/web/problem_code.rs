@@ -165,6 +165,12 @@ problem_codes! {
     StoreUnavailable = "store_unavailable" SERVICE_UNAVAILABLE,
     /// The key is missing or unknown.
     Unauthorized = "unauthorized" UNAUTHORIZED,
+    /// The candidate of the agent's rollout cannot become its current version; `detail` says why.
+    CandidateUnusable = "candidate_unusable" CONFLICT,
+    /// A condition of the agent's gate does not hold; `detail` names the evaluation.
+    GateFailed = "gate_failed" CONFLICT,
+    /// The agent has no rollout, or its candidate has become its current version.
+    NoRollout = "no_rollout" CONFLICT,
     /// The run has as many unread messages as it may have.
     TooManyMessages = "too_many_messages" CONFLICT,
     /// The run has as many scores as it may have.

@@ -45,6 +45,12 @@ pub struct Seconds(
     Duration,
 );
 
+impl Seconds {
+    pub fn duration(self) -> Duration {
+        self.0
+    }
+}
+
 impl<'de> Deserialize<'de> for Seconds {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         read_text(deserializer, EXPECTED, parse_seconds).map(Self)

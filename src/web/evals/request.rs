@@ -17,6 +17,7 @@ use crate::domain::evaluation::{
     MAX_SCORERS,
 };
 use crate::domain::gate::Gate;
+use crate::domain::rollout::PromotionGate;
 use crate::domain::run::now;
 use crate::domain::usage::Cost;
 use crate::engine::blocking::run_blocking;
@@ -157,6 +158,20 @@ pub struct EvalBody {
     /// Conditions for the result, such as `grounded >= -0.02` or `cost <= 1.1x`.
     #[schemars(length(max = 32))]
     gates: Option<Vec<String>>,
+}
+
+impl EvalBody {
+    /// The evaluation of a gate: what the text defines against the agent as it is.
+    pub fn of_gate(agent: &str, text: &str, gate: &PromotionGate) -> Self {
+        Self {
+            definition: Some(text.to_owned()),
+            dataset: Some(gate.dataset.clone()),
+            against: Some(Against::Name(agent.to_owned())),
+            scorers: Some(gate.scorers.clone()).filter(|it| !it.is_empty()),
+            gates: Some(gate.gates.clone()),
+            ..Self::default()
+        }
+    }
 }
 
 /// The name of an agent, `sha256:` and the digest of a file that the agent had, or the text of a file.

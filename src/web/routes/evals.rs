@@ -184,7 +184,7 @@ async fn create(
 }
 
 /// Whether an evaluation can be accepted now.
-async fn check_accepts(state: &AppState, principal: &Principal) -> Result<(), Problem> {
+pub async fn check_accepts(state: &AppState, principal: &Principal) -> Result<(), Problem> {
     if state.runner.is_draining() {
         return Err(StartError::Draining.into());
     }
@@ -263,22 +263,31 @@ async fn get_eval(
     VisibleEval(eval): VisibleEval,
 ) -> Result<Response, Problem> {
     let deadline = Instant::now() + prefer.timeout(wait, state.settings.max_wait)?;
-    let eval = loop {
+    let eval = wait_for_end(&state, eval.id, deadline).await?;
+    Ok(json_response(StatusCode::OK, &EvalView::new(eval, &links)))
+}
+
+/// The evaluation at its end, or as it is at this time.
+pub async fn wait_for_end(
+    state: &AppState,
+    id: EvalId,
+    deadline: Instant,
+) -> Result<Evaluation, Problem> {
+    loop {
         // Before the evaluation is read, so that its end is not missed.
         let mut finished = pin!(state.evals.finished());
         finished.as_mut().enable();
-        let eval = read_again(&state, eval.id).await?;
+        let eval = read_again(state, id).await?;
         if eval.finished_at.is_some() || state.closing.is_cancelled() {
-            break eval;
+            return Ok(eval);
         }
         tokio::select! {
             () = finished => {}
             () = state.runner.leadership().poll() => {}
             () = state.closing.cancelled() => {}
-            () = tokio::time::sleep_until(deadline) => break eval,
+            () = tokio::time::sleep_until(deadline) => return Ok(eval),
         }
-    };
-    Ok(json_response(StatusCode::OK, &EvalView::new(eval, &links)))
+    }
 }
 
 async fn cases(
@@ -350,7 +359,7 @@ const EXAMPLE_ID: &str = "eval_019a1f3c-c000-7e43-8f88-6c419d0e1f2a";
 const EXAMPLE_VERSION: &str =
     "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
 
-fn example() -> Value {
+pub fn example() -> Value {
     json!({
         "id": EXAMPLE_ID, "agent": "planner", "state": "running",
         "versions": [

@@ -15,6 +15,7 @@ pub mod messages;
 pub mod metrics;
 pub mod pause;
 pub mod recordings;
+pub mod rollouts;
 pub mod runs;
 pub mod schedules;
 pub mod scores;

@@ -11,7 +11,7 @@ use crate::support::provider::answer::{calls, delegates, says};
 use crate::support::within_timeout;
 
 /// Every route that asks for a key, with the scope that it names.
-const ROUTES: [(Method, &str, &str); 40] = [
+const ROUTES: [(Method, &str, &str); 43] = [
     (Method::GET, "/agents", "read"),
     (Method::GET, "/metrics", "metrics"),
     (Method::GET, "/agents/solo", "read"),
@@ -19,6 +19,9 @@ const ROUTES: [(Method, &str, &str); 40] = [
     (Method::POST, "/agents/solo/dry-run", "run"),
     (Method::GET, "/agents/solo/memory", "read"),
     (Method::POST, "/agents/solo/gc", "admin"),
+    (Method::GET, "/agents/solo/versions", "read"),
+    (Method::POST, "/agents/solo/rollout", "admin"),
+    (Method::POST, "/agents/solo/promote", "admin"),
     (Method::GET, "/runs", "read"),
     (Method::GET, "/runs/RUN", "read"),
     (Method::DELETE, "/runs/RUN", "admin"),
