@@ -1,4 +1,5 @@
-//! `axed agents`: lists, shows, writes and checks agent files. Reads them as a daemon would; starts none.
+//! `axed agents`: lists, shows, writes and checks agent files, and rolls candidates of a daemon out. Reads files as a daemon would;
+//! starts none.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -15,6 +16,7 @@ use crate::cli::check::{Report, RequestedPath, check_agents};
 use crate::cli::exit::InvalidInput;
 use crate::cli::output;
 use crate::cli::output::FormatArgs;
+use crate::cli::rollouts;
 use crate::cli::sources::{Sources, load_quiet_config};
 use crate::cli::style::Color;
 use crate::cli::table::{Cell, Column, Table};
@@ -89,10 +91,16 @@ Examples:
         #[command(flatten)]
         sources: Sources,
     },
+    /// Set the share of the runs that the candidate of an agent gets
+    Rollout(rollouts::Rollout),
+    /// Make the candidate of an agent its current version, after the evaluation of its gate
+    Promote(rollouts::Promote),
 }
 
-pub fn agents(command: Command) -> anyhow::Result<ExitCode> {
+pub async fn agents(command: Command) -> anyhow::Result<ExitCode> {
     match command {
+        Command::Rollout(args) => rollouts::rollout(args).await,
+        Command::Promote(args) => rollouts::promote(args).await,
         Command::List { format, sources } => list(format, sources),
         Command::Show {
             name,

@@ -223,6 +223,19 @@ impl Client {
         self.json(self.http.post(url).json(&body)).await
     }
 
+    /// Makes the candidate of an agent its current version. Returns the evaluation of its gate if that takes longer than `wait`
+    /// seconds.
+    pub async fn promote(
+        &self,
+        agent: &str,
+        body: &Value,
+        wait: u64,
+    ) -> Result<Value, ClientError> {
+        let mut url = self.agent_url(agent, "promote")?;
+        url.set_query(Some(&format!("wait={wait}")));
+        self.json(self.http.post(url).json(body)).await
+    }
+
     /// An agent's definition.
     pub async fn get_agent(&self, agent: &str) -> Result<Value, ClientError> {
         let url = self.agent_url(agent, "")?;

@@ -41,6 +41,7 @@ mod output;
 mod pending;
 mod progress;
 mod reconnects;
+mod rollouts;
 mod run;
 mod run_input;
 mod runs;
@@ -144,7 +145,7 @@ enum Command {
     Run(run::Args),
     /// Talk with an agent in the terminal
     Chat(chat::Args),
-    /// List, show, write and check agent files
+    /// List, show, write and check agent files; roll candidates out
     #[command(subcommand)]
     Agents(agents::Command),
     /// Check the configuration, and show what is in force
@@ -204,7 +205,7 @@ impl Command {
             Self::Demo(args) => demo::demo(args).await,
             Self::Run(args) => run::run(args).await,
             Self::Chat(args) => chat::chat(args).await,
-            Self::Agents(command) => agents::agents(command),
+            Self::Agents(command) => agents::agents(command).await,
             Self::Config(command) => config::config(command),
             Self::Runs(command) => runs::runs(command).await,
             Self::Batch(args) => batch::batch(args).await,
