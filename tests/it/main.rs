@@ -16,6 +16,7 @@ mod hostile;
 mod http;
 mod providers;
 mod recovery;
+mod rollout;
 mod runs;
 mod schedules;
 mod shipped_models;
