@@ -21,6 +21,7 @@ pub mod gate;
 pub mod glob;
 pub mod http_placement;
 pub mod http_tool;
+pub mod ignore;
 pub mod json_buffer;
 pub mod json_schema;
 pub mod lenient_json;

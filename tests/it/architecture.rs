@@ -96,6 +96,7 @@ const CRATES: &[(&str, &[&str])] = &[
     (
         "regex",
         &[
+            "domain/ignore",
             "domain/redaction",
             "domain/search_text",
             "engine/recording",

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use toml_edit::{ArrayOfTables, DocumentMut, Item, Table, Value as TomlValue};
 
+use crate::domain::ignore::Ignore;
 use crate::domain::recording::{Recording, RunRecording, ToolRecording};
-use crate::engine::recording::playback::compare::Ignore;
 use crate::engine::recording::playback::observed::ObservedRun;
 use crate::engine::recording::text::{array, toml_value};
 

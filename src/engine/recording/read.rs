@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use toml_edit::{Document, Item};
 
+use crate::domain::ignore::Ignore;
 use crate::domain::recording::{MAX_BYTES, Recording, VERSION};
 use crate::engine::recording::assertions::Assertions;
-use crate::engine::recording::playback::compare::Ignore;
 
 /// Why a file is not a recording.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]

@@ -2,9 +2,9 @@
 
 use std::borrow::Cow;
 
-use regex::Regex;
 use serde_json::Value;
 
+use crate::domain::ignore::Ignore;
 use crate::domain::message::{Message, ToolResult};
 use crate::domain::recording::{RunRecording, ToolRecording};
 use crate::domain::redaction::Redactor;
@@ -40,34 +40,6 @@ impl Difference {
             is_acceptable: false,
             ..Self::new(field, recorded, now)
         }
-    }
-}
-
-/// Texts that differ each time.
-#[derive(Debug, Default)]
-pub struct Ignore(Vec<Regex>);
-
-impl Ignore {
-    /// # Errors
-    /// Which pattern is invalid, and why.
-    pub fn new(patterns: &[String]) -> Result<Self, (usize, regex::Error)> {
-        let compiled = patterns.iter().enumerate();
-        let compiled = compiled.map(|(index, it)| Regex::new(it).map_err(|error| (index, error)));
-        compiled.collect::<Result<_, _>>().map(Self)
-    }
-
-    pub fn is_same(&self, recorded: &str, now: &str) -> bool {
-        recorded == now || self.normalize(recorded) == self.normalize(now)
-    }
-
-    fn normalize<'a>(&self, text: &'a str) -> Cow<'a, str> {
-        let mut text = Cow::Borrowed(text);
-        for pattern in &self.0 {
-            if let Cow::Owned(replaced) = pattern.replace_all(&text, "…") {
-                text = Cow::Owned(replaced);
-            }
-        }
-        text
     }
 }
 
@@ -231,22 +203,10 @@ fn describe(message: Option<&Message>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Ignore, Tolerance, compare_messages};
+    use super::{Tolerance, compare_messages};
+    use crate::domain::ignore::Ignore;
     use crate::domain::message::{Message, ToolResult};
     use crate::domain::redaction::Redactor;
-
-    #[test]
-    fn ignored_texts_make_no_difference() {
-        let ignore = Ignore::new(&[r"\d+ ms".to_owned()]).expect("a pattern");
-        assert!(ignore.is_same("took 3 ms", "took 12 ms"));
-        assert!(!ignore.is_same("took 3 ms", "took 3 s"));
-        assert_eq!(
-            Ignore::new(&["ok".to_owned(), "(".to_owned()])
-                .err()
-                .map(|it| it.0),
-            Some(1)
-        );
-    }
 
     #[test]
     fn the_first_different_message_is_named() {

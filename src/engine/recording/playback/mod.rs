@@ -9,6 +9,7 @@ use serde_json::value::RawValue;
 use crate::domain::agent::params::Params;
 use crate::domain::context::Compaction;
 use crate::domain::event::Decision;
+use crate::domain::ignore::Ignore;
 use crate::domain::mcp::McpServer;
 use crate::domain::message::{Message, ToolCall, ToolResult, ToolSpec};
 use crate::domain::recording::{
@@ -19,7 +20,7 @@ use crate::domain::run::RunId;
 use crate::domain::run_path;
 use crate::engine::recording::assertions::PlayedCall;
 use crate::engine::recording::neutral::{neutral_params, plain_text, result_text, tool_recording};
-use crate::engine::recording::playback::compare::{Difference, Ignore, Tolerance};
+use crate::engine::recording::playback::compare::{Difference, Tolerance};
 use crate::engine::recording::playback::expected::ExpectedMessages;
 use crate::engine::recording::playback::observed::{ObservedResult, ObservedRun};
 use crate::engine::recording::redact;
@@ -183,7 +184,8 @@ impl Playback {
 
     /// The recorded tools of these servers.
     pub fn mcp_toolset(&self, servers: &[McpServer]) -> McpToolset {
-        recorded_tool::toolset(&self.recording, servers)
+        let of_servers = self.recording.mcp.iter();
+        recorded_tool::toolset(of_servers.flat_map(|server| &server.tools), servers)
     }
 
     /// Compares the request with the recording, and returns the recorded reply.

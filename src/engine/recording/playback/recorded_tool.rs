@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 
 use crate::domain::mcp::{McpServer, TOOL_NAME_SEPARATOR};
 use crate::domain::message::{ToolCall, ToolSpec, empty_arguments};
-use crate::domain::recording::{Recording, ToolRecording};
+use crate::domain::recording::ToolRecording;
 use crate::tools::mcp::McpToolset;
 use crate::tools::{CallContext, Effect, Tool, ToolOutput};
 
@@ -40,24 +40,32 @@ impl Tool for RecordedTool {
     }
 }
 
-/// The recorded tools of these servers.
-pub fn toolset(recording: &Recording, servers: &[McpServer]) -> McpToolset {
+/// The recorded tools of these servers, and those that find others.
+pub fn toolset<'t>(
+    recorded: impl IntoIterator<Item = &'t ToolRecording> + Clone,
+    servers: &[McpServer],
+) -> McpToolset {
     let mut toolset = McpToolset::default();
+    let mut add = |tool: &ToolRecording| {
+        let name = tool.name().to_owned();
+        toolset
+            .tools
+            .push((name, Arc::new(RecordedTool::new(tool))));
+    };
     for server in servers {
         let prefix = format!("{}{TOOL_NAME_SEPARATOR}", server.name);
-        let recorded = recording.mcp.iter().filter(|it| it.server == server.name);
-        for tool in recorded.flat_map(|it| &it.tools) {
+        for tool in recorded.clone() {
             let own_name = tool.name().strip_prefix(&prefix);
             let is_selected = |name: &str| {
                 server.tools.is_empty() || server.tools.iter().any(|selected| selected == name)
             };
             if own_name.is_some_and(is_selected) {
-                let name = tool.name().to_owned();
-                toolset
-                    .tools
-                    .push((name, Arc::new(RecordedTool::new(tool))));
+                add(tool);
             }
         }
     }
+    let finders = recorded.into_iter();
+    let finders = finders.filter(|tool| !tool.name().contains(TOOL_NAME_SEPARATOR));
+    finders.for_each(&mut add);
     toolset
 }
