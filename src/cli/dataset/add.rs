@@ -24,9 +24,9 @@ use crate::config::load::Flags;
 use crate::domain::agent::is_agent_name;
 use crate::domain::counted::counted;
 use crate::domain::dataset::{self, CheckRequest, DatasetError};
-use crate::domain::run::{MARKS, RunId, Status};
+use crate::domain::run::{RunId, Status};
 use crate::store::open;
-use crate::web::response::case_line::{self, Unsuitable};
+use crate::web::evals::recorded_case::{self, Unsuitable, is_marked};
 
 #[derive(Debug, clap::Args)]
 #[command(
@@ -237,11 +237,6 @@ async fn collect(
     Ok(collected)
 }
 
-/// Whether axed started the run to judge others.
-fn is_marked(run: &Value) -> bool {
-    MARKS.iter().any(|mark| run["labels"].get(mark).is_some())
-}
-
 /// Why no list that is searched has the run.
 fn unsuitable(run: &Value) -> Option<Unsuitable> {
     match run {
@@ -264,12 +259,12 @@ async fn line_of(
     if present.contains(&id) {
         return Ok(Err("in it already"));
     }
-    let request = source.request(id).await?;
-    let messages = source.messages(id).await?;
-    let line = match case_line::case_line(run, &request, messages, args.expect) {
-        Ok(line) => line,
+    let recorded = source.recorded(id).await?;
+    let case = match recorded_case::case(run, recorded, args.expect) {
+        Ok(case) => case,
         Err(reason) => return Ok(Err(reason)),
     };
+    let line = Value::Object(case).to_string();
     Ok(match dataset::parse(line.as_bytes(), check) {
         Ok(_) => Ok(line),
         Err(errors) => {

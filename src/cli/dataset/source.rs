@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use anyhow::Context;
 use jiff::Timestamp;
 use serde_json::Value;
 
@@ -12,7 +11,7 @@ use crate::cli::runs::conversation;
 use crate::domain::run::{RunId, Status, now};
 use crate::store::run_store::RunStore;
 use crate::store::runs::RunFilter;
-use crate::web::response::case_line;
+use crate::web::evals::recorded_case::{self, RecordedRequest};
 use crate::web::response::run::RunView;
 
 pub enum Source {
@@ -68,35 +67,22 @@ impl Source {
         }
     }
 
-    /// The messages of a run, oldest first.
-    pub async fn messages(&self, id: RunId) -> anyhow::Result<Vec<Value>> {
+    /// The request of a run.
+    pub async fn recorded(&self, id: RunId) -> anyhow::Result<RecordedRequest> {
         match self {
             Self::Daemon(client) => {
                 let id = id.to_string();
+                let first = client.get_events(&id, 0, 1).await?.data;
                 let pages =
                     conversation::collect(async |after| client.get_messages(&id, after).await);
-                Ok(pages.await?.data)
+                Ok(RecordedRequest {
+                    fields: first
+                        .first()
+                        .map_or(Value::Null, |it| it["request"].clone()),
+                    messages: pages.await?.data,
+                })
             }
-            Self::Data(store) => {
-                let entries = store.entries(id).await?;
-                Ok(case_line::recorded_messages(entries)?)
-            }
-        }
-    }
-
-    /// What the request for a run set besides its input, messages and labels; null if nothing.
-    pub async fn request(&self, id: RunId) -> anyhow::Result<Value> {
-        match self {
-            Self::Daemon(client) => {
-                let first = client.get_events(&id.to_string(), 0, 1).await?.data;
-                Ok(first
-                    .first()
-                    .map_or(Value::Null, |it| it["request"].clone()))
-            }
-            Self::Data(store) => {
-                let entries = store.entries(id).await?;
-                case_line::recorded_request(&entries).context("the record of a request")
-            }
+            Self::Data(store) => Ok(recorded_case::read(store.as_ref(), id).await?),
         }
     }
 }

@@ -3,4 +3,5 @@
 
 pub mod driver;
 mod queue;
+pub mod recorded_case;
 pub mod request;

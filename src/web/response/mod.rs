@@ -1,6 +1,5 @@
 //! What clients read: the run object, trees, conversations and event streams.
 
-pub mod case_line;
 pub mod conversation;
 pub mod eval;
 pub mod event_scope;

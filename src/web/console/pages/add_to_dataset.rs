@@ -2,17 +2,17 @@
 
 use maud::{Markup, html};
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::domain::run::{Run, now};
 use crate::domain::run_ref::short_id;
 use crate::domain::terminal_text;
-use crate::engine::blocking::run_blocking;
 use crate::web::console::layout::Page;
 use crate::web::console::messages::copy_button;
 use crate::web::console::parts;
 use crate::web::console::request::ConsoleRequest;
 use crate::web::error::Problem;
-use crate::web::response::case_line::{self, Unsuitable};
+use crate::web::evals::recorded_case::{self, Unsuitable};
 use crate::web::response::run::RunView;
 use crate::web::routes::runs::require_run;
 
@@ -56,17 +56,11 @@ async fn line_of(
     if !run.status.is_terminal() {
         return Ok(Err("that have not ended"));
     }
-    let entries = request.state.runner.store().entries(run.id).await?;
-    let damaged = |error: serde_json::Error| Problem::internal(format!("a recorded run: {error}"));
-    let view = serde_json::to_value(RunView::new(run, "", now())).map_err(damaged)?;
-    // Models and clients choose how long the messages are.
-    let line = run_blocking(move || {
-        let recorded = case_line::recorded_request(&entries)?;
-        let messages = case_line::recorded_messages(entries)?;
-        let line = case_line::case_line(&view, &recorded, messages, expects);
-        Ok::<_, serde_json::Error>(line)
-    });
-    line.await.map_err(damaged)
+    let recorded = recorded_case::read(request.state.runner.store().as_ref(), run.id).await?;
+    let view = serde_json::to_value(RunView::new(run, "", now()))
+        .map_err(|error| Problem::internal(format!("a recorded run: {error}")))?;
+    let case = recorded_case::case(&view, recorded, expects);
+    Ok(case.map(|case| Value::Object(case).to_string()))
 }
 
 fn case(request: &ConsoleRequest, run: &Run, line: &str, expects: bool) -> Markup {

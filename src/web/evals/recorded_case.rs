@@ -1,29 +1,69 @@
-//! A recorded run as a line of a dataset, from what the API shows of it.
+//! Makes a case of a recorded run: its input, its context and the messages before it.
 
 use serde_json::{Map, Value, json};
 
 use crate::catalog::prompt;
 use crate::domain::content::{Content, Part};
 use crate::domain::event::EventKind;
+use crate::domain::run::{MARKS, RunId};
 use crate::engine::history::RecordedConversation;
-use crate::record::entry::{self, Entry, RecordedEntry};
+use crate::record::entry::{self, Entry};
+use crate::store::StoreError;
+use crate::store::run_store::RunStore;
 use crate::web::response::conversation::Conversation;
 
 /// Why a run cannot be a case; the end of "runs …".
 pub type Unsuitable = &'static str;
 
-/// The line of a run: `request` is what its request set besides its input, `messages` are those of its conversation. `expects` adds
-/// the answer as what is expected.
-pub fn case_line(
+/// What the record has of a run's request, as the HTTP API sends it.
+pub struct RecordedRequest {
+    /// What the request set besides its input, messages and labels; null if nothing.
+    pub fields: Value,
+    /// The conversation of the run, oldest first.
+    pub messages: Vec<Value>,
+}
+
+/// Reads the request of a run.
+///
+/// # Errors
+/// A text of the record is damaged, or the store fails.
+pub async fn read(store: &dyn RunStore, id: RunId) -> Result<RecordedRequest, StoreError> {
+    let damaged = |error: serde_json::Error| StoreError::Corrupt(format!("{id}: {error}"));
+    let entries = store.entries(id).await?;
+    let request = entries.iter().find_map(|it| match &it.entry {
+        Entry::Event(EventKind::RunQueued { request, .. }) => request.clone(),
+        _ => None,
+    });
+    let fields = request.map(|request| serde_json::from_str(request.get()));
+    let fields = fields.transpose().map_err(damaged)?.unwrap_or_default();
+    let recorded = RecordedConversation::from_steps(entry::steps(entries));
+    let mut messages = Vec::new();
+    while messages.len() < recorded.messages.len() {
+        let page = Conversation::page(&recorded, messages.len());
+        match &mut serde_json::to_value(page).map_err(damaged)?["data"] {
+            Value::Array(data) if !data.is_empty() => messages.append(data),
+            _ => break,
+        }
+    }
+    Ok(RecordedRequest { fields, messages })
+}
+
+/// Whether axed started the run to judge others.
+pub fn is_marked(run: &Value) -> bool {
+    MARKS.iter().any(|mark| run["labels"].get(mark).is_some())
+}
+
+/// The case of a run, which is as the HTTP API sends it; or why it cannot be one.
+pub fn case(
     run: &Value,
-    request: &Value,
-    messages: Vec<Value>,
-    expects: bool,
-) -> Result<String, Unsuitable> {
-    if request["too_large"] == true {
+    recorded: RecordedRequest,
+    with_expected: bool,
+) -> Result<Map<String, Value>, Unsuitable> {
+    let RecordedRequest { fields, messages } = recorded;
+    if fields["too_large"] == true {
         return Err("whose request is too large to be recorded");
     }
-    let context = request["context"].as_str();
+    let context = fields["context"].as_str();
     let earlier = earlier_messages(messages, run, context);
     if has_files(&run["input"]) || earlier.iter().any(message_has_files) {
         return Err("with images or files");
@@ -37,35 +77,11 @@ pub fn case_line(
         case.insert("messages".to_owned(), earlier.into());
     }
     let answers = [&run["structured"], &run["content"]];
-    if let (true, Some(answer)) = (expects, answers.into_iter().find(|it| !it.is_null())) {
+    if let (true, Some(answer)) = (with_expected, answers.into_iter().find(|it| !it.is_null())) {
         case.insert("expected".to_owned(), answer.clone());
     }
-    case.insert("run".to_owned(), run["id"].clone());
-    Ok(Value::Object(case).to_string())
-}
-
-/// What the request for a run set besides its input, messages and labels; null if nothing.
-pub fn recorded_request(entries: &[RecordedEntry]) -> serde_json::Result<Value> {
-    let request = entries.iter().find_map(|it| match &it.entry {
-        Entry::Event(EventKind::RunQueued { request, .. }) => request.as_ref(),
-        _ => None,
-    });
-    let request = request.map(|request| serde_json::from_str(request.get()));
-    Ok(request.transpose()?.unwrap_or_default())
-}
-
-/// The messages of a run, oldest first.
-pub fn recorded_messages(entries: Vec<RecordedEntry>) -> serde_json::Result<Vec<Value>> {
-    let recorded = RecordedConversation::from_steps(entry::steps(entries));
-    let mut messages = Vec::new();
-    while messages.len() < recorded.messages.len() {
-        let page = Conversation::page(&recorded, messages.len());
-        match &mut serde_json::to_value(page)?["data"] {
-            Value::Array(data) if !data.is_empty() => messages.append(data),
-            _ => break,
-        }
-    }
-    Ok(messages)
+    case.insert("run".to_owned(), json!(run["id"]));
+    Ok(case)
 }
 
 /// The messages before those of the run itself. Its own replies are the last ones; before the first is its input, perhaps with messages
