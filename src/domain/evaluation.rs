@@ -27,6 +27,8 @@ pub const MAX_REPEAT: u32 = 100;
 pub const MAX_SCORERS: usize = 32;
 /// The label of the runs of an evaluation.
 pub const LABEL: &str = "evaluation";
+/// The label of those that play a recorded run again, with its id.
+pub const SOURCE_LABEL: &str = "evaluation.source";
 /// The index of the version that is evaluated; the one that it is compared with comes after it.
 pub const NEW: u8 = 0;
 pub const OLD: u8 = 1;

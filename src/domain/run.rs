@@ -357,8 +357,8 @@ pub struct Run {
     pub scores: RunScores,
 }
 
-/// The labels of runs that scorers and evaluations start.
-pub const MARKS: [&str; 2] = ["scorer", "evaluation"];
+/// The labels of runs that scorers and evaluations start. Clients cannot set them.
+pub const MARKS: [&str; 3] = ["scorer", "evaluation", "evaluation.source"];
 
 /// Whether a root run with these labels belongs to a scorer or an evaluation.
 pub fn are_marks(labels: &BTreeMap<String, String>) -> bool {

@@ -49,6 +49,7 @@ use crate::engine::state::active_runs::ActiveRuns;
 use crate::engine::state::broadcaster::Subscription;
 use crate::engine::state::client_calls::ClientCalls;
 use crate::engine::state::cluster_permits::{self, ClusterPermits};
+use crate::engine::state::evaluated_tree::EvaluatedTree;
 use crate::engine::state::followed_trees::FollowedTrees;
 use crate::engine::state::orphans::OrphanedChildren;
 use crate::engine::state::pending_approvals::PendingApprovals;
@@ -238,7 +239,10 @@ impl Runner {
         let tree = Arc::new(Tree {
             is_streaming: request.stream.unwrap_or(agent.stream),
             is_chat: request.is_chat,
-            evaluation: agent.evaluation,
+            evaluation: agent
+                .evaluation
+                .as_deref()
+                .map(|it| EvaluatedTree::new(it, &request.labels)),
             trace: TreeTrace::for_tree(
                 engine.traces.as_ref(),
                 request.trace.as_deref(),

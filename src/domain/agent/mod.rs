@@ -14,7 +14,7 @@ use crate::domain::agent::client_additions::{ClientAdditions, ClientTool};
 use crate::domain::agent::model_ref::{ModelName, ModelRef};
 use crate::domain::agent::params::{Effort, Params, check_extra_keys};
 use crate::domain::agent::retry::Retry;
-use crate::domain::agent::tool_use::ToolUse;
+use crate::domain::agent::tool_use::EvalTools;
 use crate::domain::attachment::Digest;
 use crate::domain::context::ContextSettings;
 use crate::domain::http_tool::{HttpTool, HttpToolView};
@@ -278,7 +278,7 @@ pub struct Agent {
     pub keeps_memory: bool,
     /// What the tree of this root, which an evaluation has started, does with calls of tools.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub evaluation: Option<ToolUse>,
+    pub evaluation: Option<Box<EvalTools>>,
     /// The digest of the recorded definitions in which the tree of this root calls other agents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pinned_agents: Option<Digest>,

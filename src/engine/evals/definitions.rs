@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::catalog::{Agents, LoadError};
 use crate::domain::agent::Agent;
-use crate::domain::agent::tool_use::ToolUse;
+use crate::domain::agent::tool_use::EvalTools;
 use crate::domain::evaluation::{EvalDefinition, EvalVersion};
 use crate::domain::event::EventKind;
 use crate::domain::run::{Run, RunId, Status};
@@ -64,9 +64,11 @@ pub struct ResolvedVersion {
     pub agent: Arc<Agent>,
 }
 
+/// `simulator` is the agent that makes up results of calls.
 pub async fn resolve(
     runner: &Runner,
     version: VersionRef<'_>,
+    simulator: Option<&str>,
 ) -> Result<ResolvedVersion, VersionError> {
     let agents = runner.catalog().current();
     let agent = match version {
@@ -74,8 +76,13 @@ pub async fn resolve(
         VersionRef::Text(text) => Arc::new(read_text(runner, text).await?),
         VersionRef::Recorded { agent, version } => recorded(runner, agent, version).await?,
     };
-    let called = agents.callable(&agent).into_values();
-    let called = called.map(|agent| to_json(agent));
+    let mut called = agents.callable(&agent);
+    if let Some(simulator) = simulator {
+        let simulator = agents.get(simulator)?;
+        called.insert(&*simulator.name, simulator);
+        called.extend(agents.callable(simulator));
+    }
+    let called = called.into_values().map(|agent| to_json(agent));
     let definition = EvalDefinition {
         definition: to_json(&agent)?,
         called: called.collect::<Result<_, _>>()?,
@@ -177,14 +184,14 @@ async fn is_as_in_file(runner: &Runner, run: RunId) -> Result<bool, StoreError> 
 pub fn pinned_root(
     runner: &Runner,
     definition: &EvalDefinition,
-    tools: ToolUse,
+    tools: &EvalTools,
 ) -> Result<PinnedRoot, VersionError> {
     let parse = |json: &RawValue| {
         let parsed = agent_snapshots::parse(json.get());
         parsed.ok_or_else(|| VersionError::Invalid("a recorded definition is damaged".to_owned()))
     };
     let agent = Agent {
-        evaluation: Some(tools),
+        evaluation: Some(Box::new(tools.clone())),
         ..Agent::clone(&*parse(&definition.definition)?)
     };
     let mut called = BTreeMap::new();

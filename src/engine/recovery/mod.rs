@@ -2,7 +2,7 @@
 //! `running` without an owner.
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, OnceLock};
 
 use tokio::time::Instant;
@@ -15,6 +15,7 @@ use crate::engine::state::active_run::{ActiveRun, RestoredState};
 use crate::engine::state::ad_hoc_quotas::AdHocQuotas;
 use crate::engine::state::budget::Budgets;
 use crate::engine::state::deadline::{self, Deadline};
+use crate::engine::state::evaluated_tree::EvaluatedTree;
 use crate::engine::state::inbox::Inbox;
 use crate::engine::state::pause::{Calls, Pause};
 use crate::engine::state::prompt_leads::PromptLeads;
@@ -132,8 +133,10 @@ pub fn tree(engine: &Engine, run: &Run, continuation: &ResumeState, agent: &Agen
         ad_hoc_quotas: AdHocQuotas::default(),
         is_recovered: true,
         keeps_memory: agent.keeps_memory,
-        evaluation: agent.evaluation,
-        has_diverged: AtomicBool::new(false),
+        evaluation: agent
+            .evaluation
+            .as_deref()
+            .map(|it| EvaluatedTree::new(it, &run.labels)),
         suspension: TreeSuspension::default(),
         webhooks: continuation.webhooks.as_slice().into(),
         trace: TreeTrace::for_tree(engine.traces.as_ref(), None, run.id, run.session.as_deref()),

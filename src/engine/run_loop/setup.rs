@@ -91,7 +91,7 @@ pub async fn set_up(
     let is_new = recorded_run.is_none();
     let has_servers = !context.run.agent.mcp_servers.is_empty();
     // An evaluation without tools starts none.
-    let offer = match has_servers && !context.run.tree.performs_no_tools() {
+    let offer = match has_servers && context.run.tree.played().is_none() {
         false => McpToolset::default(),
         true => match context.tool_playback() {
             Some(playback) => playback.mcp_toolset(&context.run.agent.mcp_servers),

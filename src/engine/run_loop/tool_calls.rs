@@ -2,7 +2,6 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
@@ -26,6 +25,7 @@ use crate::engine::run_loop::final_text::MAX_RESUMED_CHECKS;
 use crate::engine::run_loop::limits;
 use crate::engine::run_loop::run_spans;
 use crate::engine::state::budget::BudgetRefusal;
+use crate::engine::state::evaluated_tree::EvaluatedTree;
 use crate::engine::state::failures;
 use crate::engine::state::pause::{PauseEvent, PauseReason};
 use crate::engine::state::turn_error::TurnError;
@@ -108,10 +108,10 @@ pub async fn execute(
         }
     }
     let tree = &batch.context.run.tree;
-    if tree.performs_no_tools()
+    if let Some(evaluation) = tree.played()
         && let Some(call) = unperformed_call(batch, calls, &results)
     {
-        tree.has_diverged.store(true, Ordering::Relaxed);
+        evaluation.diverge();
         return Err(CallsError::Diverged(shorten(&call.name, 200)));
     }
     reject_calls(batch, calls, &mut results).await?;
@@ -134,11 +134,17 @@ pub async fn execute(
     match (interrupted, calls.first()) {
         (Some(tool), _) => Err(CallsError::Interrupted(tool)),
         // A child has: its callers end, too.
-        (None, Some(call)) if tree.has_diverged.load(Ordering::Relaxed) => {
+        (None, Some(call)) if has_diverged(batch) => {
             Err(CallsError::Diverged(shorten(&call.name, 200)))
         }
         (None, _) => Ok(results),
     }
+}
+
+/// Whether a run of the tree has made a call that its evaluation does not execute.
+fn has_diverged(batch: &BatchContext) -> bool {
+    let played = batch.context.run.tree.played();
+    played.is_some_and(EvaluatedTree::has_diverged)
 }
 
 /// The first call that an evaluation without tools does not perform.
@@ -265,7 +271,7 @@ async fn execute_pending(
         match joined {
             Ok((position, Ok(result))) => {
                 results[position] = Some(result);
-                if batch.context.run.tree.has_diverged.load(Ordering::Relaxed) {
+                if has_diverged(batch) {
                     // What the other children do is of no use.
                     cancel_token.cancel();
                 }

@@ -11,6 +11,7 @@ pub mod client_calls;
 pub mod clock;
 pub mod cluster_permits;
 pub mod deadline;
+pub mod evaluated_tree;
 pub mod failures;
 pub mod followed_trees;
 pub mod inbox;

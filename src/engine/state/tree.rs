@@ -1,7 +1,7 @@
 //! What all runs of one tree share.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use crate::domain::suspension::SuspensionCause;
 use crate::domain::webhook::Webhook;
 use crate::engine::state::ad_hoc_quotas::AdHocQuotas;
 use crate::engine::state::budget::Budgets;
+use crate::engine::state::evaluated_tree::EvaluatedTree;
 use crate::engine::state::kept_reply::StoredReply;
 use crate::engine::state::period_budgets::TreeBudgets;
 use crate::engine::state::pinned_agents::PinnedAgents;
@@ -42,10 +43,8 @@ pub struct Tree {
     pub is_recovered: bool,
     /// Whether its runs add nothing to the memory of their agents.
     pub keeps_memory: bool,
-    /// What it does with calls of tools, if an evaluation has started it.
-    pub evaluation: Option<ToolUse>,
-    /// Whether one of its runs has called a tool that its evaluation does not execute.
-    pub has_diverged: AtomicBool,
+    /// Set if an evaluation has started it.
+    pub evaluation: Option<EvaluatedTree>,
     pub suspension: TreeSuspension,
     /// The root's webhooks.
     pub webhooks: Box<[Arc<Webhook>]>,
@@ -85,7 +84,6 @@ impl Tree {
             is_recovered: false,
             keeps_memory: false,
             evaluation: None,
-            has_diverged: AtomicBool::new(false),
             suspension: TreeSuspension::default(),
             webhooks: webhooks.into_boxed_slice(),
             trace: None,
@@ -99,9 +97,10 @@ impl Tree {
         }
     }
 
-    /// Whether an evaluation has started it, which performs no tools.
-    pub fn performs_no_tools(&self) -> bool {
-        self.evaluation == Some(ToolUse::None)
+    /// The evaluation that has started it, unless its tools are live.
+    pub fn played(&self) -> Option<&EvaluatedTree> {
+        let evaluation = self.evaluation.as_ref();
+        evaluation.filter(|it| it.settings.tools != ToolUse::Live)
     }
 
     /// Pins the tree, once, before its runs call others.

@@ -10,6 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use crate::domain::agent::tool_use::{EvalTools, UnknownCalls};
 use crate::domain::counted::counted;
 use crate::domain::evaluation::{
     self, CaseEnd, CaseOutcome, EvalCase, EvalId, EvalSlot, EvalState, Evaluation,
@@ -181,10 +182,14 @@ impl EvalDriver {
     async fn prepare(&self, eval: Evaluation, token: CancellationToken) -> Result<Drive, String> {
         let id = eval.id;
         let found = retried(|| self.runner.store().eval_definitions(id)).await;
-        let tools = eval.request.tools;
+        let tools = EvalTools {
+            tools: eval.request.tools,
+            unknown: UnknownCalls::Stop,
+            ignore: Vec::new(),
+        };
         let roots = found
             .iter()
-            .map(|it| definitions::pinned_root(&self.runner, it, tools));
+            .map(|it| definitions::pinned_root(&self.runner, it, &tools));
         let roots: Result<Vec<PinnedRoot>, _> = roots.collect();
         let roots = roots.map_err(|error| error.to_string())?;
         let first = found.first().ok_or("it has no definition")?;

@@ -278,7 +278,7 @@ async fn resolve(
     if matches!(version, VersionRef::Text(_)) {
         principal.require_scope(KeyScope::Admin)?;
     }
-    let resolved = Box::pin(definitions::resolve(&state.runner, version)).await;
+    let resolved = Box::pin(definitions::resolve(&state.runner, version, None)).await;
     let resolved = resolved.map_err(|error| match (error, version) {
         (VersionError::Store(error), _) => error.into(),
         (VersionError::Load(error), VersionRef::Text(_)) => {
