@@ -3,6 +3,7 @@
 pub mod admission;
 pub mod agent_check;
 pub mod approval;
+pub mod backtest;
 pub mod blocking;
 pub mod capture;
 pub mod cluster;

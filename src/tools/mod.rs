@@ -10,6 +10,7 @@ use crate::domain::attachment::Attachment;
 use crate::domain::json_schema::Schema;
 use crate::domain::message::{ToolCall, ToolSpec, empty_arguments};
 use crate::domain::run::Scope;
+use crate::domain::skill::READ_SKILL;
 use crate::fair::fair_semaphore::{FairSemaphore, Permit};
 use crate::workdirs::workdir::Workdir;
 
@@ -76,6 +77,23 @@ impl From<String> for ToolOutput {
 pub fn is_pure(tool: &str, approve: &[String]) -> bool {
     let pure = [call_agent::NAME, subagent::NAME, deferred::TOOL_SEARCH];
     pure.contains(&tool) && !approve.iter().any(|name| name == tool)
+}
+
+/// The built-in tools that only read.
+const READERS: [&str; 8] = [
+    "find_path",
+    "grep",
+    "list_directory",
+    "read_file",
+    "url_fetch",
+    "web_search",
+    recall::NAME,
+    READ_SKILL,
+];
+
+/// Whether this is a built-in tool that only reads.
+pub fn is_reader(tool: &str) -> bool {
+    READERS.contains(&tool)
 }
 
 /// What a call does beside its result. Decides whether another process may repeat it, and what ends it.

@@ -186,7 +186,7 @@ mod tests {
     use crate::config;
     use crate::config::environment::Environment;
     use crate::domain::agent::BUILT_IN_TOOLS;
-    use crate::tools::shell;
+    use crate::tools::{self, Effect, shell};
     use crate::workdirs::reserved::ReservedPaths;
 
     /// Tools that exist only if the configuration enables them.
@@ -209,6 +209,10 @@ mod tests {
         for name in BUILT_IN_TOOLS {
             let is_offered = !DISABLED_BY_DEFAULT.contains(name);
             assert_eq!(registry.get(name).is_some(), is_offered, "{name}");
+            if let Some(tool) = registry.get(name) {
+                let only_reads = tool.effect() == Effect::ReadOnly;
+                assert_eq!(tools::is_reader(name), only_reads, "{name}");
+            }
         }
     }
 }
