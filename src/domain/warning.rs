@@ -55,6 +55,8 @@ pub enum WarningCode {
     CallsRepeated,
     /// A reply reached its token limit before the arguments of a tool call were complete: the call was not performed.
     CallCut,
+    /// An agent made up the result of a call that the record of a backtest does not have.
+    ResultMadeUp,
     /// No node has the labels that the run needs: it waits for one.
     NoNode,
     /// The run ended before it read messages that were added to it.

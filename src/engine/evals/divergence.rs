@@ -1,12 +1,15 @@
 //! Finds the call at which a run of an evaluation diverged, in the record of its tree.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
+use crate::domain::agent::Agent;
 use crate::domain::evaluation::Divergence;
 use crate::domain::failure::FailureCode;
 use crate::domain::message::{ToolCall, shorten};
 use crate::domain::run::{Run, RunId};
 use crate::domain::run_path;
+use crate::engine::backtest::unknown_calls;
 use crate::engine::record::agent_snapshots;
 use crate::record::entry::Entry;
 use crate::store::StoreError;
@@ -17,9 +20,12 @@ use crate::tools;
 const MAX_ARGUMENTS: usize = 2_000;
 
 /// A reply that makes calls.
+#[derive(Default)]
 struct CallingReply {
     turn: u32,
     calls: Vec<ToolCall>,
+    /// The positions of the calls that have a result.
+    completed: Vec<usize>,
 }
 
 /// The first divergence in the tree of an ended root; `None` if none of its runs has diverged.
@@ -36,22 +42,37 @@ pub async fn find(store: &dyn RunStore, root: RunId) -> Result<Option<Divergence
         return Ok(None);
     };
     let by_id: HashMap<RunId, &Run> = runs.iter().map(|run| (run.id, run)).collect();
+    let settings = agent(store, root)
+        .await?
+        .and_then(|root| root.evaluation.clone());
+    let agent = agent(store, run.id).await?;
     let last = replies(store, run.id).await?.pop();
-    let definition = store.definition(run.id).await?;
-    let agent = definition.and_then(|json| agent_snapshots::parse(&json));
-    let approve = agent.map(|agent| agent.approve.clone()).unwrap_or_default();
-    let (turn, calls) = last.map_or((run.turns, Vec::new()), |it| (it.turn, it.calls));
-    let made = calls
-        .iter()
-        .find(|call| !tools::is_pure(&call.name, &approve));
+    let last = last.unwrap_or_else(|| CallingReply {
+        turn: run.turns,
+        ..CallingReply::default()
+    });
+    let has_result = |call: &ToolCall| match (&settings, &agent) {
+        (Some(settings), Some(agent)) => unknown_calls::has_result(settings, agent, call),
+        _ => tools::is_pure(&call.name, &[]),
+    };
+    let calls = last.calls.iter().enumerate();
+    let mut calls = calls.filter(|(position, _)| !last.completed.contains(position));
+    let made = calls.find(|(_, call)| !has_result(call));
+    let made = made.map(|(_, call)| call);
     Ok(Some(Divergence {
         path: path(store, &by_id, run).await?,
-        turn,
+        turn: last.turn,
         tool: made.map_or_else(String::new, |call| shorten(&call.name, 200)),
         arguments: made.map_or_else(String::new, |call| {
             shorten(call.sent_arguments(), MAX_ARGUMENTS)
         }),
     }))
+}
+
+/// The definition of a run.
+async fn agent(store: &dyn RunStore, run: RunId) -> Result<Option<Arc<Agent>>, StoreError> {
+    let definition = store.definition(run).await?;
+    Ok(definition.and_then(|json| agent_snapshots::parse(&json)))
 }
 
 /// The path of a run in its tree.
@@ -92,13 +113,24 @@ async fn position(
 }
 
 async fn replies(store: &dyn RunStore, run: RunId) -> Result<Vec<CallingReply>, StoreError> {
-    let entries = store.entries(run).await?.into_iter();
-    let replies = entries.filter_map(|recorded| match recorded.entry {
-        Entry::Replied { turn, message, .. } if !message.tool_calls.is_empty() => {
-            let calls = message.tool_calls;
-            Some(CallingReply { turn, calls })
+    let mut replies: Vec<CallingReply> = Vec::new();
+    for recorded in store.entries(run).await? {
+        match recorded.entry {
+            Entry::Replied { turn, message, .. } if !message.tool_calls.is_empty() => {
+                replies.push(CallingReply {
+                    turn,
+                    calls: message.tool_calls,
+                    completed: Vec::new(),
+                });
+            }
+            Entry::CallCompleted { turn, position, .. } => {
+                let mut replies = replies.iter_mut();
+                if let Some(reply) = replies.find(|reply| reply.turn == turn) {
+                    reply.completed.push(position as usize);
+                }
+            }
+            _ => {}
         }
-        _ => None,
-    });
-    Ok(replies.collect())
+    }
+    Ok(replies)
 }

@@ -12,6 +12,7 @@ pub mod final_text;
 pub mod finish;
 pub mod limits;
 pub mod new_messages;
+pub mod played_calls;
 pub mod played_turn;
 pub mod provider_request;
 pub mod recall;

@@ -9,6 +9,7 @@ use crate::domain::failure::Failure;
 use crate::domain::message::Message;
 use crate::domain::run::Run;
 use crate::domain::warning::{Warning, WarningCode};
+use crate::engine::backtest::offer;
 use crate::engine::context::{Engine, RunContext};
 use crate::engine::conversation::context_window::ContextWindow;
 use crate::engine::history::run_log::RecordedRun;
@@ -90,10 +91,15 @@ pub async fn set_up(
     }
     let is_new = recorded_run.is_none();
     let has_servers = !context.run.agent.mcp_servers.is_empty();
-    // An evaluation without tools starts none.
-    let offer = match has_servers && context.run.tree.played().is_none() {
-        false => McpToolset::default(),
-        true => match context.tool_playback() {
+    let offer = match (has_servers, context.run.tree.played()) {
+        (false, _) => McpToolset::default(),
+        // A backtest starts none.
+        (true, Some(evaluation)) => {
+            let store = context.engine.journal.store().as_ref();
+            let servers = &context.run.agent.mcp_servers;
+            Box::pin(offer::mcp_toolset(store, evaluation, servers)).await?
+        }
+        (true, None) => match context.tool_playback() {
             Some(playback) => playback.mcp_toolset(&context.run.agent.mcp_servers),
             None => Box::pin(list_mcp_tools(context, &mut pending_write, is_new)).await?,
         },

@@ -16,6 +16,8 @@ use crate::domain::usage::Usage;
 use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::approval::decision::{self, Permission};
 use crate::engine::approval::pause;
+use crate::engine::backtest::recorded_calls;
+use crate::engine::backtest::unknown_calls;
 use crate::engine::cluster::connection;
 use crate::engine::context::RunContext;
 use crate::engine::history::run_log::RecordedCalls;
@@ -32,7 +34,7 @@ use crate::engine::state::turn_error::TurnError;
 use crate::record::entry::Entry;
 use crate::store::{Change, StoreError};
 use crate::tools::toolbox::Toolbox;
-use crate::tools::{self, Delegate, Effect, ToolOutput};
+use crate::tools::{self, ChildRequest, Delegate, Effect, ToolOutput};
 
 /// After so many restarts during a call that may be repeated, it is given up. Deploys during a long call are fewer.
 const MAX_RESUMED_CALLS: u32 = 7;
@@ -52,7 +54,7 @@ pub struct BatchContext {
 
 impl BatchContext {
     /// Whether an earlier process started this call.
-    fn has_started(&self, call: &ToolCall) -> bool {
+    pub fn has_started(&self, call: &ToolCall) -> bool {
         self.recorded_calls.started.contains_key(&call.id)
     }
 
@@ -64,6 +66,33 @@ impl BatchContext {
         };
         let unrecorded = self.context.run.unrecorded_start(&call.id);
         unrecorded.is_none_or(|at| !is_start_of(at, *started_at))
+    }
+
+    /// The agent that makes up the result of this call, in a backtest whose record does not have it.
+    fn simulator(&self, call: &ToolCall) -> Option<&str> {
+        let run = &self.context.run;
+        let settings = &run.tree.played()?.settings;
+        let simulator = unknown_calls::simulator(settings, &run.agent);
+        simulator.filter(|_| !tools::is_pure(&call.name, &[]))
+    }
+
+    /// Whether a backtest, in which the call has no recorded result, does not execute it.
+    fn is_withheld(&self, call: &ToolCall) -> bool {
+        let run = &self.context.run;
+        let is_executed = |settings| {
+            unknown_calls::has_result(settings, &run.agent, call)
+                || recorded_calls::is_delegation(call)
+        };
+        let played = run.tree.played();
+        played.is_some_and(|it| !is_executed(&it.settings))
+    }
+
+    /// What the call does beside its result; `None` if there is no such tool.
+    pub fn effect(&self, call: &ToolCall) -> Option<Effect> {
+        match self.simulator(call) {
+            Some(_) => Some(Effect::Delegating),
+            None => self.toolbox.effect(&call.name),
+        }
     }
 
     /// Whether the client of the run executes this call. In a test, the recording has the result.
@@ -79,6 +108,8 @@ pub enum CallsError {
     Interrupted(String),
     /// The run, or a descendant, has called this tool, which its evaluation does not execute.
     Diverged(String),
+    /// Why the recorded results that the run is to get cannot be loaded.
+    Unplayable(String),
 }
 
 impl From<StoreError> for CallsError {
@@ -107,15 +138,8 @@ pub async fn execute(
             results[position] = Some(result);
         }
     }
-    let tree = &batch.context.run.tree;
-    if let Some(evaluation) = tree.played()
-        && let Some(call) = unperformed_call(batch, calls, &results)
-    {
-        evaluation.diverge();
-        return Err(CallsError::Diverged(shorten(&call.name, 200)));
-    }
     reject_calls(batch, calls, &mut results).await?;
-    let effect = |call: &ToolCall| batch.toolbox.effect(&call.name);
+    let effect = |call: &ToolCall| batch.effect(call);
     let mut pending = calls.iter().zip(&results).filter(|it| it.1.is_none());
     let interrupted = pending
         .find(|(call, _)| batch.may_have_begun(call) && effect(call) == Some(Effect::Mutating))
@@ -147,18 +171,6 @@ fn has_diverged(batch: &BatchContext) -> bool {
     played.is_some_and(EvaluatedTree::has_diverged)
 }
 
-/// The first call that an evaluation without tools does not perform.
-fn unperformed_call<'c>(
-    batch: &BatchContext,
-    calls: &'c [ToolCall],
-    results: &[Option<ToolResult>],
-) -> Option<&'c ToolCall> {
-    let approve = &batch.context.run.agent.approve;
-    let mut pending = calls.iter().zip(results).filter(|it| it.1.is_none());
-    let found = pending.find(|(call, _)| !tools::is_pure(&call.name, approve));
-    found.map(|(call, _)| call)
-}
-
 /// Gives every call that is not performed an error as its result, all in one commit: calls above the server's limits for one
 /// reply, and calls whose arguments were cut off or, except for a client's tool, are not JSON.
 async fn reject_calls(
@@ -170,7 +182,7 @@ async fn reject_calls(
     let limits = &batch.context.engine.settings.runs;
     let (mut delegations, mut entries) = (0, Vec::new());
     for (position, call) in calls.iter().enumerate() {
-        let is_delegation = batch.toolbox.effect(&call.name) == Some(Effect::Delegating);
+        let is_delegation = batch.effect(call) == Some(Effect::Delegating);
         delegations += usize::from(is_delegation);
         let excess = match position < limits.max_calls {
             false => Some((limits.max_calls, "tool calls")),
@@ -271,7 +283,7 @@ async fn execute_pending(
         match joined {
             Ok((position, Ok(result))) => {
                 results[position] = Some(result);
-                if has_diverged(batch) {
+                if has_diverged(&batch) {
                     // What the other children do is of no use.
                     cancel_token.cancel();
                 }
@@ -344,9 +356,11 @@ async fn execute_when_approved(
     let is_approved = || {
         let decision = recorded_calls.decisions.get(&call.id);
         decision.is_some_and(|it| it.decision == Decision::Approved)
-            || batch.toolbox.effect(&call.name) == Some(Effect::Delegating)
+            || batch.effect(call) == Some(Effect::Delegating)
     };
+    // In a backtest, the record has the decisions.
     let mut needs_approval = context.run.agent.approve.contains(&call.name)
+        && context.run.tree.played().is_none()
         && !(batch.has_started(call) && is_approved());
     let mut rejection = None;
     if needs_approval {
@@ -465,7 +479,7 @@ async fn execute_call(
         record_result(batch, completed, entries).await?;
         return Ok(result);
     }
-    let effect = batch.toolbox.effect(&call.name);
+    let effect = batch.effect(call);
     begin_call(batch, call, effect).await?;
     let outcome = match exhausted_attempts(batch, call, effect) {
         Some(why) => ToolOutcome::Interrupted(why),
@@ -498,7 +512,7 @@ async fn execute_call(
 }
 
 /// Counts the call against the budgets and in the usage. A call that an earlier process started is already counted.
-fn count_call(batch: &BatchContext, call: &ToolCall) -> Result<(), BudgetRefusal> {
+pub fn count_call(batch: &BatchContext, call: &ToolCall) -> Result<(), BudgetRefusal> {
     if batch.has_started(call) {
         return Ok(());
     }
@@ -603,6 +617,13 @@ async fn run_tool(
     if let Some(playback) = result_playback(batch, call) {
         return ToolOutcome::Finished(playback.result(run.scope.run, call));
     }
+    if batch.is_withheld(call) {
+        // The run has diverged, or ends.
+        return ToolOutcome::Interrupted("the evaluation does not perform it".to_owned());
+    }
+    if let Some(simulator) = batch.simulator(call) {
+        return ToolOutcome::Finished(make_up(batch, call, simulator).await);
+    }
     if let Some(why) = rejection {
         return ToolOutcome::Finished(Err(why));
     }
@@ -622,6 +643,37 @@ async fn run_tool(
         }
         Err(error) => ToolOutcome::Interrupted(failures::interruption_message(run, &error)),
     }
+}
+
+/// Has the agent make up the result of a call, in a run of its own.
+async fn make_up(
+    batch: &BatchContext,
+    call: &ToolCall,
+    simulator: &str,
+) -> Result<ToolOutput, String> {
+    let run = &batch.context.run;
+    let specs = batch.toolbox.offered_specs().iter();
+    let spec = specs.clone().find(|spec| spec.name == call.name);
+    let tool = shorten(&call.name, 200);
+    let message = format!("agent {simulator} made up the result of {tool}");
+    let warning = Warning::new(WarningCode::ResultMadeUp, &message);
+    run.warn(warning, Some(batch.turn));
+    let task = serde_json::json!({
+        "tool": tool,
+        "arguments": call.arguments_json(),
+        "description": spec.map_or("", |spec| &*spec.description),
+    });
+    let request = ChildRequest {
+        tool_call_id: &call.id,
+        agent: simulator,
+        task: &task.to_string(),
+        context: None,
+    };
+    batch
+        .delegate
+        .run_child(request)
+        .await
+        .map(ToolOutput::from)
 }
 
 /// Why a call is not started again, if the daemon has stopped too often during it: the call may be what stopped the daemon.

@@ -12,6 +12,7 @@ use crate::engine::history::run_log::RecordedCalls;
 use crate::engine::run_loop::client_calls;
 use crate::engine::run_loop::delegation::delegate::RunDelegate;
 use crate::engine::run_loop::ending::Ending;
+use crate::engine::run_loop::played_calls;
 use crate::engine::run_loop::tool_calls::{self, BatchContext, CallsError};
 use crate::engine::run_loop::turn_loop::TurnLoop;
 use crate::engine::state::failures;
@@ -82,7 +83,7 @@ async fn execute_batch(
     let CallBatch {
         turn,
         calls,
-        results,
+        mut results,
         recorded_calls,
     } = call_batch;
     let context = turn_loop.context;
@@ -98,16 +99,25 @@ async fn execute_batch(
     };
     let calls = calls.into_iter().map(|call| toolbox.resolve(call));
     let (batch, calls) = (Arc::new(batch), calls.collect::<Vec<_>>());
+    if let Some(evaluation) = context.run.tree.played() {
+        let played = played_calls::play(&batch, evaluation, &calls, &mut results);
+        Box::pin(played).await.map_err(ending)?;
+    }
     let executed = Box::pin(tool_calls::execute(&batch, &calls, results)).await;
-    let results = executed.map_err(|error| match error {
-        CallsError::Store(error) => error.into(),
-        CallsError::Interrupted(tool) => Ending::failed(failures::interrupted_call(&tool)),
-        CallsError::Diverged(tool) => Ending::failed(failures::diverged(&tool)),
-    })?;
+    let results = executed.map_err(ending)?;
     if results.iter().all(Option::is_some) {
         return Ok(results.into_iter().flatten().collect());
     }
     Ok(Box::pin(client_calls::await_results(&batch, &calls, results)).await?)
+}
+
+fn ending(error: CallsError) -> Ending {
+    match error {
+        CallsError::Store(error) => error.into(),
+        CallsError::Interrupted(tool) => Ending::failed(failures::interrupted_call(&tool)),
+        CallsError::Diverged(tool) => Ending::failed(failures::diverged(&tool)),
+        CallsError::Unplayable(why) => Ending::failed(failures::config(&why)),
+    }
 }
 
 async fn warn_of_loop(context: &RunContext, turn: u32, repeats: u32) -> Result<(), StoreError> {

@@ -46,7 +46,7 @@ pub fn interrupted_call(tool: &str) -> Failure {
 
 pub fn diverged(tool: &str) -> Failure {
     let message =
-        format!("a call of tool \"{tool}\" ended the case: its evaluation performs no tools");
+        format!("a call of tool \"{tool}\" ended the case: its evaluation does not perform it");
     failure(FailureCode::Diverged, "agent", message, false)
 }
 
