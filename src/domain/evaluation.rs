@@ -11,7 +11,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use crate::domain::agent::tool_use::ToolUse;
+use crate::domain::agent::tool_use::{ToolUse, UnknownCalls};
 use crate::domain::comparison::{Comparison, Summary};
 use crate::domain::gate::GateOutcome;
 use crate::domain::run::RunId;
@@ -29,6 +29,10 @@ pub const MAX_SCORERS: usize = 32;
 pub const LABEL: &str = "evaluation";
 /// The label of those that play a recorded run again, with its id.
 pub const SOURCE_LABEL: &str = "evaluation.source";
+/// What the version of recorded runs is called.
+pub const RECORDED: &str = "recorded";
+/// Most cases that are made of recorded runs.
+pub const MAX_RECORDED_CASES: u32 = 1_000;
 /// The index of the version that is evaluated; the one that it is compared with comes after it.
 pub const NEW: u8 = 0;
 pub const OLD: u8 = 1;
@@ -141,10 +145,24 @@ pub struct Evaluation {
 pub struct EvalRequest {
     /// The new version, and the old one if there is one.
     pub versions: Vec<EvalVersion>,
-    /// The name of its dataset; `None` if the request had the cases.
+    /// The name of its dataset; `None` if the cases are from elsewhere.
     pub dataset: Option<String>,
+    /// Its cases are recorded runs since then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<Timestamp>,
     pub scorers: Vec<String>,
     pub tools: ToolUse,
+    #[serde(default)]
+    pub unknown: UnknownCalls,
+    /// Regular expressions of what makes no difference in the arguments of calls.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ignore: Vec<String>,
+    /// Whether the old version is the recorded run of each case, for which nothing runs.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_against_recorded: bool,
+    /// Only recorded runs of this key are read; `None` if it may read all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source_owner: Option<String>,
     pub repeat: u32,
     pub budget: Option<Cost>,
     pub gates: Vec<String>,
@@ -157,7 +175,7 @@ pub struct EvalRequest {
 pub struct EvalVersion {
     /// The name of the agent.
     pub agent: String,
-    /// `sha256:` and the hex digest of the file's bytes.
+    /// `sha256:` and the hex digest of the file's bytes, or `recorded` for recorded runs.
     pub version: String,
 }
 
@@ -211,7 +229,7 @@ pub struct EvalRun {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CaseEnd {
     pub outcome: CaseOutcome,
-    /// Of a run that failed: its error's code, or else `cancelled`, `deleted` or `rejected`.
+    /// Of a run that failed: its error's code, or else `cancelled`, `deleted`, `rejected` or `source_not_found`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     /// By scorer.
@@ -231,6 +249,9 @@ pub struct CaseEnd {
     pub duration_ms: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub diverged: Option<Divergence>,
+    /// Whether the run is from the record: the evaluation has not paid for it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_recorded: bool,
 }
 
 impl CaseEnd {
@@ -248,16 +269,18 @@ impl CaseEnd {
             tool_calls: 0,
             duration_ms: 0,
             diverged: None,
+            is_recorded: false,
         }
     }
 
     pub fn spent(&self) -> Cost {
-        let cost = self.cost.unwrap_or_default();
+        let cost = self.cost.filter(|_| !self.is_recorded);
+        let cost = cost.unwrap_or_default();
         Cost(cost.0.saturating_add(self.scoring_cost.0))
     }
 }
 
-/// The first call that an evaluation does not execute.
+/// The first call that an evaluation neither executes nor has a recorded result of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Divergence {
     /// The run in its tree, such as `planner/2.1:reader`: the agents, and the turn and the position of each call that leads to it.

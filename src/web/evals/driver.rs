@@ -10,7 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::domain::agent::tool_use::{EvalTools, UnknownCalls};
+use crate::domain::agent::tool_use::{EvalTools, ToolUse};
 use crate::domain::counted::counted;
 use crate::domain::evaluation::{
     self, CaseEnd, CaseOutcome, EvalCase, EvalId, EvalSlot, EvalState, Evaluation,
@@ -86,7 +86,12 @@ enum Refusal {
     Stop(String),
     /// This one cannot.
     Rejected(String),
+    /// The recorded run of the case, which is needed, is not there.
+    NoSource(String),
 }
+
+/// The error of a case whose recorded run is not there.
+const SOURCE_NOT_FOUND: &str = "source_not_found";
 
 impl EvalDriver {
     pub fn new(state: &AppState, scorers: Scorers) -> Self {
@@ -184,8 +189,8 @@ impl EvalDriver {
         let found = retried(|| self.runner.store().eval_definitions(id)).await;
         let tools = EvalTools {
             tools: eval.request.tools,
-            unknown: UnknownCalls::Stop,
-            ignore: Vec::new(),
+            unknown: eval.request.unknown.clone(),
+            ignore: eval.request.ignore.clone(),
         };
         let roots = found
             .iter()
@@ -251,10 +256,13 @@ impl EvalDriver {
                         Settled::Ended(end) => {
                             spending.ended += 1;
                             spending.spent = Cost(spending.spent.0.saturating_add(end.spent().0));
-                            provider_failures = match is_provider_failure(&end) {
-                                true => provider_failures + 1,
-                                false => 0,
-                            };
+                            // A recorded run says nothing of the provider of today.
+                            if !end.is_recorded {
+                                provider_failures = match is_provider_failure(&end) {
+                                    true => provider_failures + 1,
+                                    false => 0,
+                                };
+                            }
                             if provider_failures >= MAX_PROVIDER_FAILURES {
                                 let code = end.error.unwrap_or_default();
                                 let why = format!("{provider_failures} runs in a row failed with {code}");
@@ -314,6 +322,10 @@ impl EvalDriver {
         _permit: OwnedSemaphorePermit,
     ) -> Settled {
         let Pending { slot, case, run } = pending;
+        if drive.eval.request.is_against_recorded && slot.version == evaluation::OLD {
+            let end = self.recorded_end(drive, slot, &case).await;
+            return self.record_end(drive, slot, end).await;
+        }
         let started = match run {
             Some(run) => Ok(Some(run)),
             None => self.start(drive, slot, &case).await,
@@ -325,9 +337,17 @@ impl EvalDriver {
                 warn!(agent = %drive.eval.agent, error = %why, "{} has no run of case {}: {why}", drive.eval.id, case.id);
                 CaseEnd::failed("rejected")
             }
+            Err(Refusal::NoSource(why)) => {
+                warn!(agent = %drive.eval.agent, error = %why, "{} has no run of case {}: {why}", drive.eval.id, case.id);
+                CaseEnd::failed(SOURCE_NOT_FOUND)
+            }
             Err(Refusal::Busy) => return Settled::Cancelled,
             Err(Refusal::Stop(why)) => return Settled::Stopped(why),
         };
+        self.record_end(drive, slot, end).await
+    }
+
+    async fn record_end(&self, drive: &Drive, slot: EvalSlot, end: CaseEnd) -> Settled {
         let change = EvalChange::Ended {
             slot,
             end: Box::new(end.clone()),
@@ -386,9 +406,13 @@ impl EvalDriver {
         let request = line::run_request(&case.request, &agent, owner, &self.settings);
         let request = Box::pin(request).await;
         let request = request.map_err(|problem| Refusal::Rejected(line::problem_json(&problem)))?;
-        let mark = (evaluation::LABEL.to_owned(), drive.eval.id.to_string());
+        let mut marks = vec![(evaluation::LABEL.to_owned(), drive.eval.id.to_string())];
+        if drive.eval.request.tools == ToolUse::Recorded && case.source.is_some() {
+            let source = self.source(drive, case).await.map_err(Refusal::NoSource)?;
+            marks.push((evaluation::SOURCE_LABEL.to_owned(), source.id.to_string()));
+        }
         let request = RunRequest {
-            labels: request.labels.into_iter().chain([mark]).collect(),
+            labels: request.labels.into_iter().chain(marks).collect(),
             definition: Some(Box::new(root.clone())),
             claim: Some(plan::claim(drive.eval.id, slot, now())),
             ..request
@@ -406,6 +430,38 @@ impl EvalDriver {
                 | StartError::NoNode { .. }),
             ) => Err(Refusal::Stop(error.to_string())),
             Err(error) => Err(Refusal::Rejected(error.to_string())),
+        }
+    }
+
+    /// The recorded run that the case comes from.
+    async fn source(&self, drive: &Drive, case: &EvalCase) -> Result<Run, String> {
+        let id = case.source.ok_or("it does not come from a recorded run")?;
+        let found = retried(|| self.runner.store().run(id)).await;
+        let owner = drive.eval.request.source_owner.as_ref();
+        let is_readable = |run: &Run| owner.is_none() || run.owner.as_ref() == owner;
+        match found.filter(is_readable) {
+            None => Err(format!("the recorded run {id} is gone")),
+            Some(run) if run.parent_id.is_some() => Err(format!("{id} is not a root run")),
+            Some(run) if !run.status.is_terminal() => Err(format!("{id} has not ended")),
+            Some(run) => Ok(run),
+        }
+    }
+
+    /// What the recorded run of a case shows: it is the old version.
+    async fn recorded_end(&self, drive: &Drive, slot: EvalSlot, case: &EvalCase) -> CaseEnd {
+        match self.source(drive, case).await {
+            Ok(run) => {
+                self.record_start(drive.eval.id, slot, run.id).await;
+                let end = self.measure(&run).await;
+                CaseEnd {
+                    is_recorded: true,
+                    ..self.scored(drive, slot, case, &run, end).await
+                }
+            }
+            Err(why) => {
+                warn!(agent = %drive.eval.agent, error = %why, "{} has no recorded run of case {}: {why}", drive.eval.id, case.id);
+                CaseEnd::failed(SOURCE_NOT_FOUND)
+            }
         }
     }
 
@@ -428,14 +484,26 @@ impl EvalDriver {
         let Some(run) = retried(|| self.runner.store().run(id)).await else {
             return CaseEnd::failed("deleted");
         };
-        let mut end = self.measure(&run).await;
+        let end = self.measure(&run).await;
+        self.scored(drive, slot, case, &run, end).await
+    }
+
+    /// The end with what the scorers say of the run, if it completed.
+    async fn scored(
+        &self,
+        drive: &Drive,
+        slot: EvalSlot,
+        case: &EvalCase,
+        run: &Run,
+        mut end: CaseEnd,
+    ) -> CaseEnd {
         if end.outcome == CaseOutcome::Completed {
             let names = &drive.eval.request.scorers;
             let case_run = CaseRun {
                 eval: drive.eval.id,
                 slot,
                 case,
-                run: &run,
+                run,
             };
             let known = &drive.scorers;
             let scored = scoring::score(&self.runner, &self.scorers, known, names, &case_run);
@@ -476,6 +544,7 @@ impl EvalDriver {
             tool_calls: usage.tool_calls,
             duration_ms: run.duration_ms(now()),
             diverged,
+            is_recorded: false,
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use jiff::{SignedDuration, Timestamp};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
@@ -9,33 +10,44 @@ use serde_json::value::RawValue;
 
 use crate::catalog::datasets;
 use crate::config::KeyScope;
-use crate::domain::agent::tool_use::ToolUse;
+use crate::domain::agent::tool_use::{ToolUse, UnknownCalls};
 use crate::domain::counted::counted;
 use crate::domain::dataset::{self, Case, DatasetError};
 use crate::domain::evaluation::{
-    EvalCase, EvalDefinition, EvalId, EvalRequest, EvalState, Evaluation, MAX_REPEAT, MAX_RUNS,
-    MAX_SCORERS,
+    EvalCase, EvalDefinition, EvalId, EvalRequest, EvalState, EvalVersion, Evaluation,
+    MAX_RECORDED_CASES, MAX_REPEAT, MAX_RUNS, MAX_SCORERS, RECORDED,
 };
 use crate::domain::gate::Gate;
+use crate::domain::ignore::Ignore;
 use crate::domain::rollout::PromotionGate;
-use crate::domain::run::now;
+use crate::domain::run::{Status, are_marks, now};
 use crate::domain::usage::Cost;
 use crate::engine::blocking::run_blocking;
 use crate::engine::evals::definitions::{self, ResolvedVersion, VersionError, VersionRef};
 use crate::engine::evals::plan;
+use crate::engine::history::tree_reads;
 use crate::settings::choice::Choice;
-use crate::settings::suggestion;
+use crate::settings::{quantity, suggestion};
 use crate::store::StoreError;
+use crate::store::runs::RunFilter;
 use crate::web::auth::Principal;
 use crate::web::error::{Problem, quote};
+use crate::web::evals::recorded_case;
 use crate::web::extract::path::unknown_agent;
 use crate::web::extract::run_request;
 use crate::web::problem_code::ProblemCode::AgentInvalid;
+use crate::web::response::run::RunView;
 use crate::web::state::AppState;
 
 /// Cases that one transaction adds, unless they are long.
 const MAX_WRITE_CASES: usize = 200;
 const MAX_WRITE_BYTES: usize = 1 << 20;
+/// Runs of one page of the record, and the most pages that are read for cases.
+const PAGE_RUNS: usize = 50;
+const MAX_PAGES: usize = 200;
+/// Most patterns to ignore, and their length.
+const MAX_PATTERNS: usize = 16;
+const MAX_PATTERN_BYTES: usize = 500;
 /// Errors of a dataset that a problem names.
 const MAX_SHOWN_ERRORS: usize = 3;
 
@@ -54,13 +66,18 @@ impl NewEval {
         body: EvalBody,
     ) -> Result<Self, Problem> {
         refuse_unsupported(&body)?;
-        let versions = versions(state, principal, &body).await?;
+        let unknown = unknown_calls(state, principal, body.unknown.as_deref())?;
+        let versions = versions(state, principal, &body, &unknown).await?;
         let [new, ..] = &versions[..] else {
             return Err(Problem::internal("an evaluation without a version"));
         };
+        let agent = new.version.agent.clone();
         let scorers = chosen_scorers(body.scorers.as_deref(), new)?;
+        let is_against_recorded = body.is_against_recorded();
         let gates = body.gates.unwrap_or_default();
-        check_gates(&gates, &scorers, versions.len() > 1)?;
+        check_gates(&gates, &scorers, versions.len() > 1 || is_against_recorded)?;
+        let ignore = body.ignore.unwrap_or_default();
+        check_ignore(&ignore)?;
         let budget = match body.budget {
             Some(usd) if !(usd.is_finite() && usd > 0.0) => {
                 return Err(Problem::invalid_field("/budget", "must be above 0"));
@@ -72,10 +89,40 @@ impl NewEval {
             let why = format!("must be from 1 to {MAX_REPEAT}");
             return Err(Problem::invalid_field("/repeat", why));
         }
-        let cases = read_cases(state, body.dataset.as_deref(), body.cases).await?;
+        let source_owner = source_owner(principal);
+        let named = NamedCases {
+            dataset: body.dataset.as_deref(),
+            cases: body.cases,
+            since: body.since.as_deref(),
+            limit: body.limit,
+        };
+        let wanted = WantedRuns {
+            agent: &agent,
+            owner: source_owner.as_deref(),
+        };
+        let (cases, since) = named.read(state, wanted).await?;
         let tools = tool_use(principal, body.tools.as_deref(), &cases)?;
+        if tools != ToolUse::Recorded && unknown != UnknownCalls::Stop {
+            let why = "is for recorded tools: set tools to recorded";
+            return Err(Problem::invalid_field("/unknown", why));
+        }
+        if let Some(case) = cases
+            .iter()
+            .find(|it| is_against_recorded && it.run.is_none())
+        {
+            let why = format!("is recorded, but case {} has no run", quote(&case.id));
+            return Err(Problem::invalid_field("/against", why));
+        }
         let runs_of_version = cases.len() as u64 * u64::from(repeat);
-        let planned = runs_of_version * versions.len() as u64;
+        let mut eval_versions: Vec<EvalVersion> =
+            versions.iter().map(|it| it.version.clone()).collect();
+        if is_against_recorded {
+            eval_versions.push(EvalVersion {
+                agent: agent.clone(),
+                version: RECORDED.to_owned(),
+            });
+        }
+        let planned = runs_of_version * eval_versions.len() as u64;
         if planned > MAX_RUNS {
             let why = format!("gives {planned} runs; an evaluation has at most {MAX_RUNS}");
             return Err(Problem::invalid_field("/repeat", why));
@@ -87,12 +134,17 @@ impl NewEval {
         let eval = Evaluation {
             id: EvalId::new(),
             owner: principal.key_name().map(str::to_owned),
-            agent: new.version.agent.clone(),
+            agent,
             request: EvalRequest {
-                versions: versions.iter().map(|it| it.version.clone()).collect(),
+                versions: eval_versions,
                 dataset: body.dataset,
+                since,
                 scorers,
                 tools,
+                unknown,
+                ignore,
+                is_against_recorded,
+                source_owner,
                 repeat,
                 budget,
                 gates,
@@ -131,10 +183,13 @@ pub struct EvalBody {
     agent: Option<String>,
     /// The text of an agent's file, which is the new version; its key `name` names the agent.
     definition: Option<String>,
-    /// The name of a dataset of the daemon, instead of `cases`.
+    /// The name of a dataset of the daemon, instead of `cases` or `since`.
     dataset: Option<String>,
-    /// Not supported yet: recorded runs since then are the cases.
+    /// The cases are the newest completed runs of the agent since then: an age such as `30d`, or a time (RFC 3339).
     since: Option<String>,
+    /// With `since`, the most cases.
+    #[schemars(range(min = 1, max = 1000))]
+    limit: Option<u32>,
     /// Cases as a dataset has them.
     #[schemars(with = "Option<Vec<serde_json::Map<String, Value>>>")]
     cases: Option<Vec<Box<RawValue>>>,
@@ -144,10 +199,15 @@ pub struct EvalBody {
     #[schemars(length(max = 32))]
     scorers: Option<Vec<String>>,
     /// What happens to calls of tools: `none` offers them, and a call is a divergence, which ends the case; `live` executes them.
-    /// Calls of other agents are performed in both. `recorded`, the default of cases with a `run`, is not supported yet.
+    /// `recorded`, the default if a case has a `run`, gives them the results of the same calls in the record of that run. Calls of
+    /// other agents are always performed.
     tools: Option<String>,
-    /// Not supported yet: what happens to calls that have no recorded result.
+    /// What happens to calls that have no recorded result: `stop`, the default, as `none`; `safe` performs built-in tools that read
+    /// and HTTP tools with the method GET; `agent:NAME` has this agent make up the result.
     unknown: Option<String>,
+    /// Regular expressions of what makes no difference in the arguments of calls.
+    #[schemars(length(max = 16))]
+    ignore: Option<Vec<String>>,
     /// Only `live`: models are requested.
     models: Option<String>,
     /// How often each case runs.
@@ -174,7 +234,8 @@ impl EvalBody {
     }
 }
 
-/// The name of an agent, `sha256:` and the digest of a file that the agent had, or the text of a file.
+/// The name of an agent, `sha256:` and the digest of a file that the agent had, `recorded` for the runs that the cases come from, or
+/// the text of a file.
 #[derive(Deserialize, JsonSchema)]
 #[schemars(inline)]
 #[serde(untagged)]
@@ -192,31 +253,17 @@ struct AgainstText {
     definition: String,
 }
 
+impl EvalBody {
+    fn is_against_recorded(&self) -> bool {
+        matches!(&self.against, Some(Against::Name(name)) if name == RECORDED)
+    }
+}
+
 /// Refuses what is described and does not work yet, instead of doing something else.
 fn refuse_unsupported(body: &EvalBody) -> Result<(), Problem> {
-    let against_record = matches!(&body.against, Some(Against::Name(name)) if name == "recorded");
-    let not_yet = [
-        (body.since.is_some(), "/since", "cases from the record"),
-        (against_record, "/against", "comparing with the record"),
-        (
-            body.tools.as_deref() == Some("recorded"),
-            "/tools",
-            "recorded results of tools",
-        ),
-        (
-            body.unknown.is_some(),
-            "/unknown",
-            "recorded results of tools",
-        ),
-        (
-            body.models.as_deref() == Some("recorded"),
-            "/models",
-            "recorded replies of models",
-        ),
-    ];
-    if let Some((_, pointer, what)) = not_yet.iter().find(|(is_used, _, _)| *is_used) {
-        let why = format!("{what}: this is not there yet");
-        return Err(Problem::invalid_field(*pointer, why));
+    if body.models.as_deref() == Some("recorded") {
+        let why = "recorded replies of models: this is not there yet";
+        return Err(Problem::invalid_field("/models", why));
     }
     match body.models.as_deref() {
         None | Some("live") => Ok(()),
@@ -232,7 +279,12 @@ async fn versions(
     state: &AppState,
     principal: &Principal,
     body: &EvalBody,
+    unknown: &UnknownCalls,
 ) -> Result<Vec<ResolvedVersion>, Problem> {
+    let simulator = match unknown {
+        UnknownCalls::Agent(name) => Some(name.as_str()),
+        UnknownCalls::Stop | UnknownCalls::Safe => None,
+    };
     let new = match (&body.agent, &body.definition) {
         (Some(agent), None) => {
             check_agent(state, principal, agent)?;
@@ -244,10 +296,11 @@ async fn versions(
             return Err(Problem::invalid_field("/agent", why));
         }
     };
-    let mut versions = vec![resolve(state, principal, new).await?];
+    let mut versions = vec![resolve(state, principal, new, simulator).await?];
     let agent = versions[0].version.agent.clone();
     let old = match &body.against {
         None => return Ok(versions),
+        Some(Against::Name(_)) if body.is_against_recorded() => return Ok(versions),
         Some(Against::Text(text)) => ("/against/definition", VersionRef::Text(&text.definition)),
         Some(Against::Name(version)) if version.starts_with("sha256:") => {
             let agent = &agent;
@@ -258,7 +311,7 @@ async fn versions(
             ("/against", VersionRef::Agent(name))
         }
     };
-    versions.push(resolve(state, principal, old).await?);
+    versions.push(resolve(state, principal, old, simulator).await?);
     Ok(versions)
 }
 
@@ -274,11 +327,12 @@ async fn resolve(
     state: &AppState,
     principal: &Principal,
     (pointer, version): (&str, VersionRef<'_>),
+    simulator: Option<&str>,
 ) -> Result<ResolvedVersion, Problem> {
     if matches!(version, VersionRef::Text(_)) {
         principal.require_scope(KeyScope::Admin)?;
     }
-    let resolved = Box::pin(definitions::resolve(&state.runner, version, None)).await;
+    let resolved = Box::pin(definitions::resolve(&state.runner, version, simulator)).await;
     let resolved = resolved.map_err(|error| match (error, version) {
         (VersionError::Store(error), _) => error.into(),
         (VersionError::Load(error), VersionRef::Text(_)) => {
@@ -292,6 +346,50 @@ async fn resolve(
         true => Ok(resolved),
         false => Err(unknown_agent(principal, state, agent)),
     }
+}
+
+/// The key whose recorded runs may be read; `None` if all may.
+fn source_owner(principal: &Principal) -> Option<String> {
+    // An admin of some agents reads its own: a case may come from a run of any agent.
+    let is_limited = principal.owner_filter().is_some() || principal.admin_globs().is_some();
+    let name = principal.key_name().filter(|_| is_limited);
+    name.map(str::to_owned)
+}
+
+/// What happens to calls that have no recorded result.
+fn unknown_calls(
+    state: &AppState,
+    principal: &Principal,
+    unknown: Option<&str>,
+) -> Result<UnknownCalls, Problem> {
+    let Some(text) = unknown else {
+        return Ok(UnknownCalls::Stop);
+    };
+    let unknown = text.parse();
+    let unknown = unknown.map_err(|why: String| {
+        Problem::invalid_field("/unknown", format!("is {}; it {why}", quote(text)))
+    })?;
+    if let UnknownCalls::Agent(name) = &unknown {
+        check_agent(state, principal, name)?;
+    }
+    Ok(unknown)
+}
+
+fn check_ignore(ignore: &[String]) -> Result<(), Problem> {
+    if ignore.len() > MAX_PATTERNS {
+        let why = format!("has more than {MAX_PATTERNS} patterns");
+        return Err(Problem::invalid_field("/ignore", why));
+    }
+    let long = ignore.iter().position(|it| it.len() > MAX_PATTERN_BYTES);
+    if let Some(index) = long {
+        let why = format!("has more than {MAX_PATTERN_BYTES} bytes");
+        return Err(Problem::invalid_field(format!("/ignore/{index}"), why));
+    }
+    let compiled = Ignore::new(ignore);
+    compiled.map(drop).map_err(|(index, error)| {
+        let why = format!("is not a regular expression: {error}");
+        Problem::invalid_field(format!("/ignore/{index}"), why)
+    })
 }
 
 /// The scorers of the new version that the request names, or all of them.
@@ -360,62 +458,166 @@ fn tool_use(
 ) -> Result<ToolUse, Problem> {
     let invalid = |why: String| Problem::invalid_field("/tools", why);
     let Some(tools) = tools else {
-        return match cases.iter().find(|case| case.run.is_some()) {
-            None => Ok(ToolUse::None),
-            Some(case) => Err(invalid(format!(
-                "is recorded for case {}, which comes from a run, and this is not there yet: say none or live",
-                quote(&case.id)
-            ))),
-        };
+        return Ok(match cases.iter().any(|case| case.run.is_some()) {
+            true => ToolUse::Recorded,
+            false => ToolUse::None,
+        });
     };
     let tools = ToolUse::named(tools).ok_or_else(|| {
         let names = ToolUse::list_names();
         invalid(format!("is {}; it must be one of: {names}", quote(tools)))
     })?;
-    if tools == ToolUse::Live {
-        principal.require_scope(KeyScope::Admin)?;
+    match tools {
+        ToolUse::Live => principal.require_scope(KeyScope::Admin)?,
+        ToolUse::Recorded if cases.iter().all(|case| case.run.is_none()) => {
+            return Err(invalid("is recorded, but no case has a run".to_owned()));
+        }
+        ToolUse::Recorded | ToolUse::None => {}
     }
     Ok(tools)
 }
 
-/// The cases of the request, or of a dataset's file.
-async fn read_cases(
-    state: &AppState,
-    dataset: Option<&str>,
+/// Where the cases come from.
+struct NamedCases<'b> {
+    dataset: Option<&'b str>,
     cases: Option<Vec<Box<RawValue>>>,
-) -> Result<Vec<Case>, Problem> {
-    let settings = Arc::clone(&state.settings);
-    let check = move |request: &str| {
-        let checked = run_request::check_case(request, settings.max_labels, settings.attachments);
-        checked.map_err(|problem| problem.detail().to_owned())
-    };
-    let (pointer, read) = match (dataset, cases) {
-        (Some(name), None) => {
-            let path = datasets::find(&state.settings.datasets, name);
-            let path =
-                path.map_err(|error| Problem::invalid_field("/dataset", error.to_string()))?;
-            (
-                "/dataset",
-                run_blocking(move || datasets::read(&path, &check)).await,
-            )
+    since: Option<&'b str>,
+    limit: Option<u32>,
+}
+
+/// Whose recorded runs may be cases.
+struct WantedRuns<'r> {
+    agent: &'r str,
+    owner: Option<&'r str>,
+}
+
+impl NamedCases<'_> {
+    /// The cases, and since when they are recorded runs.
+    async fn read(
+        self,
+        state: &AppState,
+        wanted: WantedRuns<'_>,
+    ) -> Result<(Vec<Case>, Option<Timestamp>), Problem> {
+        let settings = Arc::clone(&state.settings);
+        let check = move |request: &str| {
+            let checked =
+                run_request::check_case(request, settings.max_labels, settings.attachments);
+            checked.map_err(|problem| problem.detail().to_owned())
+        };
+        if self.since.is_none() && self.limit.is_some() {
+            return Err(Problem::invalid_field("/limit", "is for since"));
         }
-        (None, Some(cases)) => {
-            let read = move || {
-                let lines = cases.iter().map(|case| case.get().as_bytes());
-                dataset::parse_lines(lines, &check)
-            };
-            ("/cases", run_blocking(read).await)
+        let mut since = None;
+        let (pointer, read) = match (self.dataset, self.cases, self.since) {
+            (Some(name), None, None) => {
+                let path = datasets::find(&state.settings.datasets, name);
+                let path =
+                    path.map_err(|error| Problem::invalid_field("/dataset", error.to_string()))?;
+                (
+                    "/dataset",
+                    run_blocking(move || datasets::read(&path, &check)).await,
+                )
+            }
+            (None, Some(cases), None) => {
+                let read = move || {
+                    let lines = cases.iter().map(|case| case.get().as_bytes());
+                    dataset::parse_lines(lines, &check)
+                };
+                ("/cases", run_blocking(read).await)
+            }
+            (None, None, Some(text)) => {
+                let time = parse_since(text)?;
+                since = Some(time);
+                let limit = self.limit.unwrap_or(MAX_RECORDED_CASES);
+                if !(1..=MAX_RECORDED_CASES).contains(&limit) {
+                    let why = format!("must be from 1 to {MAX_RECORDED_CASES}");
+                    return Err(Problem::invalid_field("/limit", why));
+                }
+                let lines = recorded_lines(state, wanted, time, limit as usize).await?;
+                let read = move || {
+                    // What the API refuses today, because it was taken under other limits, is left out.
+                    let cases = lines.iter().filter_map(|line| {
+                        let parsed = dataset::parse_lines([line.as_bytes()].into_iter(), &check);
+                        parsed.ok()
+                    });
+                    Ok(cases.flatten().collect())
+                };
+                ("/since", run_blocking(read).await)
+            }
+            _ => {
+                let why = "is required, or cases or since instead, but only one of them";
+                return Err(Problem::invalid_field("/dataset", why));
+            }
+        };
+        let cases = read.map_err(|errors| Problem::invalid_field(pointer, describe(&errors)))?;
+        match cases.is_empty() {
+            true => Err(Problem::invalid_field(pointer, "has no case")),
+            false => Ok((cases, since)),
         }
-        _ => {
-            let why = "is required, or cases instead, but not both";
-            return Err(Problem::invalid_field("/dataset", why));
-        }
-    };
-    let cases = read.map_err(|errors| Problem::invalid_field(pointer, describe(&errors)))?;
-    match cases.is_empty() {
-        true => Err(Problem::invalid_field(pointer, "has no case")),
-        false => Ok(cases),
     }
+}
+
+/// A time, or the time that was so long ago.
+fn parse_since(text: &str) -> Result<Timestamp, Problem> {
+    let ago = quantity::parse_seconds(text).and_then(|seconds| i64::try_from(seconds).ok());
+    let time = match ago {
+        Some(seconds) => now().checked_sub(SignedDuration::from_secs(seconds)).ok(),
+        None => text.parse().ok(),
+    };
+    time.ok_or_else(|| {
+        let why = format!(
+            "is {}; it must be an age such as 30d, or a time such as 2026-03-01T09:30:00Z",
+            quote(text)
+        );
+        Problem::invalid_field("/since", why)
+    })
+}
+
+/// The lines of the newest completed runs without marks, newest first.
+async fn recorded_lines(
+    state: &AppState,
+    wanted: WantedRuns<'_>,
+    since: Timestamp,
+    limit: usize,
+) -> Result<Vec<String>, Problem> {
+    let store = state.runner.store();
+    let (mut lines, mut bytes, mut before) = (Vec::new(), 0, None);
+    for _ in 0..MAX_PAGES {
+        let filter = RunFilter {
+            agent: Some(wanted.agent.to_owned()),
+            owner: wanted.owner.map(str::to_owned),
+            status: Some(Status::Completed),
+            since: Some(since),
+            before,
+            limit: PAGE_RUNS,
+            ..RunFilter::default()
+        };
+        let page = store.list(filter).await?;
+        let runs = page.runs.iter().filter(|run| !are_marks(&run.labels));
+        for run in runs {
+            let _permit = tree_reads::acquire(wanted.owner).await;
+            let recorded = recorded_case::read(store.as_ref(), run.id).await?;
+            let view = serde_json::to_value(RunView::new(run, "", now()));
+            let view = view.map_err(|error| Problem::internal(error.to_string()))?;
+            if let Ok(case) = recorded_case::case(&view, recorded, false) {
+                let line = Value::Object(case).to_string();
+                bytes += line.len();
+                if bytes > dataset::MAX_BYTES {
+                    let why = "its runs have more text than a dataset may have: set a limit";
+                    return Err(Problem::invalid_field("/since", why));
+                }
+                lines.push(line);
+            }
+            if lines.len() == limit {
+                return Ok(lines);
+            }
+        }
+        match page.next {
+            Some(next) => before = Some(next),
+            None => break,
+        }
+    }
+    Ok(lines)
 }
 
 fn describe(errors: &[DatasetError]) -> String {

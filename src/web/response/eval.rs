@@ -29,12 +29,20 @@ pub struct EvalView {
     pub state: EvalState,
     /// The new version, then the old one if there is one.
     pub versions: Vec<EvalVersion>,
-    /// The name of its dataset; null if the request had the cases.
+    /// The name of its dataset; null if the cases are from elsewhere.
     pub dataset: Option<String>,
+    /// Its cases are recorded runs since then; null if they are from elsewhere.
+    #[serde(serialize_with = "timestamp_text::serialize_option")]
+    #[schemars(with = "Option<Timestamp>")]
+    pub since: Option<Timestamp>,
     /// The names of its scorers.
     pub scorers: Vec<String>,
     /// What happens to calls of tools.
     pub tools: ToolUse,
+    /// What happens to calls that have no recorded result: `stop`, `safe` or `agent:NAME`.
+    pub unknown: String,
+    /// Regular expressions of what makes no difference in the arguments of calls.
+    pub ignore: Vec<String>,
     /// How often each case runs.
     pub repeat: u32,
     /// The conditions for its result.
@@ -91,8 +99,11 @@ impl EvalView {
             state: eval.state,
             versions: request.versions,
             dataset: request.dataset,
+            since: request.since,
             scorers: request.scorers,
             tools: request.tools,
+            unknown: request.unknown.to_string(),
+            ignore: request.ignore,
             repeat: request.repeat,
             gates: request.gates,
             planned: eval.planned,
@@ -155,11 +166,12 @@ pub struct CaseRunView {
     pub version: u8,
     /// From 0.
     pub repeat: u32,
-    /// Null if no run could start.
+    /// Null if no run could start. Of the version `recorded` the run that the case comes from.
     pub run_id: Option<RunId>,
     /// How it ended; null until it has ended and is scored.
     pub outcome: Option<CaseOutcome>,
-    /// Why it failed: the code of its error, `cancelled`, `deleted`, or `rejected` if no run could start.
+    /// Why it failed: the code of its error, `cancelled`, `deleted`, `rejected` if no run could start, or `source_not_found` if the
+    /// recorded run of the case is not there.
     pub error: Option<String>,
     /// Its scores by scorer.
     pub scores: BTreeMap<String, ScoreValue>,

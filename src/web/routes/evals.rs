@@ -58,6 +58,9 @@ pub fn routes() -> Vec<Route> {
             .request_example("cases", "Cases in the request", json!({
                 "agent": "planner", "cases": [{"id": "a", "input": "Sum up ticket 1", "expected": "done"}], "repeat": 3,
             }))
+            .request_example("backtest", "What the agent would have done in the runs of the last month", json!({
+                "agent": "planner", "since": "30d", "limit": 200, "against": "recorded", "ignore": ["[0-9]{4}-[0-9]{2}-[0-9]{2}"],
+            }))
             .response::<EvalView>(202, "The evaluation is accepted.")
             .example(example())
             .response_header(&[202], "Location", "The URL of the evaluation.")
@@ -366,8 +369,8 @@ pub fn example() -> Value {
             {"agent": "planner", "version": "sha256:60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11c752"},
             {"agent": "planner", "version": EXAMPLE_VERSION},
         ],
-        "dataset": "release", "scorers": ["grounded"], "tools": "none", "repeat": 1, "gates": ["grounded >= -0.02"],
-        "planned": 200, "ended": 31, "estimate_usd": 1.84, "cap_usd": 5.0, "spent_usd": 0.29,
+        "dataset": "release", "since": null, "scorers": ["grounded"], "tools": "none", "unknown": "stop", "ignore": [],
+        "repeat": 1, "gates": ["grounded >= -0.02"], "planned": 200, "ended": 31, "estimate_usd": 1.84, "cap_usd": 5.0, "spent_usd": 0.29,
         "created_at": "2026-03-01T09:30:00.000Z", "finished_at": null, "reason": null, "result": null,
         "links": {
             "self": format!("/evals/{EXAMPLE_ID}"), "cases": format!("/evals/{EXAMPLE_ID}/cases"),
