@@ -16,12 +16,13 @@ use crate::cli::exit::InvalidInput;
 use crate::cli::in_process;
 use crate::cli::output;
 use crate::cli::reconnects::Reconnects;
+use crate::cli::runs::list::parse_since;
 use crate::cli::server::OptionalDaemonArgs;
 use crate::cli::sources::Sources;
 use crate::config::Config;
 use crate::domain::counted::counted;
 use crate::domain::dataset::{self, DatasetError};
-use crate::domain::evaluation::EvalState;
+use crate::domain::evaluation::{self, EvalState};
 
 mod html;
 mod junit;
@@ -42,13 +43,15 @@ const MAX_LISTED_CASES: usize = 2_000;
     next_line_help = true,
     after_help = "AGENT is the new version: an agent, or a file with one. A difference is the new
 version's value minus that of --against. Without --server the evaluation runs in
-this process. With --tools none, the default, a call of a tool ends its case as
-diverged; other agents are called.
+this process, with the record in --data. With --tools none a call of a tool ends
+its case as diverged. With --tools recorded, the default of cases that come from
+runs, it gets the result that the record of the run has. Other agents are called.
 
 Examples:
   axed eval planner --dataset release
   axed eval agents/planner.toml --against planner --dataset release \\
       --gate 'grounded >= -0.02' --gate 'cost <= 1.1x' --html report.html
+  axed eval agents/planner.toml --since 30d --against recorded --server URL
 
 Exit codes:
   0  completed, and every gate held
@@ -61,17 +64,29 @@ pub struct Args {
     #[arg(value_name = "AGENT|FILE")]
     agent: String,
     /// Name of a dataset, or its file
-    #[arg(long, value_name = "DATASET|FILE")]
-    dataset: String,
-    /// What it is compared with: an agent, a file, or sha256:... of the record
+    #[arg(long, value_name = "DATASET|FILE", required_unless_present = "since")]
+    dataset: Option<String>,
+    /// Take the agent's runs since then as cases: an age such as 30d, a date, or a time
+    #[arg(long, value_name = "WHEN", value_parser = parse_since, conflicts_with = "dataset")]
+    since: Option<String>,
+    /// With --since, at most so many of the newest runs [default: 1000]
+    #[arg(long, value_name = "N", requires = "since", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    limit: Option<u32>,
+    /// What it is compared with: an agent, a file, sha256:... of the record, or recorded
     #[arg(long, value_name = "AGENT|FILE|VERSION")]
     against: Option<String>,
     /// Use this scorer; repeatable [default: all of the agent's]
     #[arg(long = "scorer", value_name = "NAME")]
     scorers: Vec<String>,
-    /// Calls of tools: none or live
+    /// Calls of tools: none, recorded or live
     #[arg(long, value_name = "USE")]
     tools: Option<String>,
+    /// Calls that are not recorded: stop, safe or agent:NAME [default: stop]
+    #[arg(long, value_name = "USE")]
+    unknown: Option<String>,
+    /// A regular expression of what makes no difference in the arguments of calls; repeatable
+    #[arg(long = "ignore", value_name = "REGEX", allow_hyphen_values = true)]
+    ignore: Vec<String>,
     /// Run each case this often
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     repeat: u32,
@@ -111,11 +126,18 @@ struct Request<'r> {
     #[serde(skip_serializing_if = "Option::is_none")]
     cases: Option<Vec<Box<RawValue>>>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    since: Option<&'r str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limit: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     against: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     scorers: Option<&'r [String]>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tools: Option<&'r str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unknown: Option<&'r str>,
+    ignore: &'r [String],
     repeat: u32,
     budget: Option<f64>,
     gates: &'r [String],
@@ -123,27 +145,45 @@ struct Request<'r> {
 
 pub async fn eval(args: Args) -> anyhow::Result<ExitCode> {
     let has_local_flags = args.sources.are_given() || args.data.is_some();
-    let dataset_file = file_of(&args.dataset, ".jsonl");
+    let dataset = args.dataset.as_deref();
+    let dataset_file = dataset.and_then(|dataset| file_of(dataset, ".jsonl"));
     match args.daemon.client(has_local_flags)? {
         Some(client) => {
             let mut request = request(&args)?;
             match dataset_file {
                 Some(file) => request.cases = Some(read_cases(file)?),
-                None => request.dataset = Some(args.dataset.clone()),
+                None => request.dataset = args.dataset.clone(),
             }
             run(&args, &client, &request).await
         }
         None => {
+            require_record(&args)?;
             let data = args.data.clone();
             let (mut config, _temp_dir) = in_process::private_config(args.sources.clone(), data)?;
             let mut request = request(&args)?;
-            request.dataset = Some(match dataset_file {
-                Some(file) => local_dataset(&mut config, file)?,
+            request.dataset = match dataset_file {
+                Some(file) => Some(local_dataset(&mut config, file)?),
                 None => args.dataset.clone(),
-            });
+            };
             let action = async |client: &Client| run(&args, client, &request).await;
             in_process::with_daemon(config, action).await
         }
+    }
+}
+
+/// Without a data directory there are no recorded runs in this process.
+fn require_record(args: &Args) -> Result<(), InvalidInput> {
+    let is_recorded = |value: &Option<String>| value.as_deref() == Some(evaluation::RECORDED);
+    let needing = [
+        (args.since.is_some(), "--since"),
+        (is_recorded(&args.against), "--against recorded"),
+        (is_recorded(&args.tools), "--tools recorded"),
+    ];
+    match needing.iter().find(|(is_given, _)| *is_given) {
+        Some((_, flag)) if args.data.is_none() => Err(InvalidInput(format!(
+            "{flag} reads the record: name a daemon with --server, or a data directory with --data"
+        ))),
+        _ => Ok(()),
     }
 }
 
@@ -159,9 +199,13 @@ fn request(args: &Args) -> anyhow::Result<Request<'_>> {
         definition,
         dataset: None,
         cases: None,
+        since: args.since.as_deref(),
+        limit: args.limit,
         against: against.transpose()?,
         scorers: (!args.scorers.is_empty()).then_some(&*args.scorers),
         tools: args.tools.as_deref(),
+        unknown: args.unknown.as_deref(),
+        ignore: &args.ignore,
         repeat: args.repeat,
         budget: args.budget,
         gates: &args.gates,
