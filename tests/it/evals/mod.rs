@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use crate::support::app::{ApiResponse, Setup, TestApp};
 use crate::support::provider::answer::{calls, delegates, says};
 
+mod backtest;
 mod kills;
 mod requests;
 

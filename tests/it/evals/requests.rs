@@ -51,9 +51,9 @@ async fn what_is_no_evaluation_is_refused_by_name() {
             with(json!({"gates": ["fine"]})),
             "/gates/0: must have one >= or <=",
         ),
-        (with(json!({"tools": "recorded"})), "not there yet"),
+        (with(json!({"models": "recorded"})), "not there yet"),
         (with(json!({"tools": "all"})), "/tools: is \"all\""),
-        (with(json!({"since": "30d"})), "not there yet"),
+        (with(json!({"since": "30d"})), "but only one of them"),
         (with(json!({"repeat": 0})), "/repeat: must be from 1 to 100"),
         (with(json!({"budget": 0})), "/budget: must be above 0"),
         (
