@@ -1,8 +1,10 @@
 //! Backtests: recorded trees are played again with another definition, and nothing with an effect is performed.
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use axum::Router;
 use axum::extract::State;
@@ -15,7 +17,7 @@ use crate::evals::{SCORED, create, finished};
 use crate::support::app::{Setup, TestApp, key, send};
 use crate::support::gate::Gate;
 use crate::support::http_server::serve;
-use crate::support::provider::answer::{calls, delegates, says};
+use crate::support::provider::answer::{ScriptedAnswer, calls, delegates, says};
 use crate::tools::approvals::{careful, decide, requests, writes, wrote};
 
 /// A service whose answers differ each time.
@@ -461,4 +463,148 @@ async fn decisions_come_from_the_record() {
     assert!(results.contains(&recorded[0]), "{results:?} {recorded:?}");
     assert!(!wrote(&app, "approve.txt") && !wrote(&app, "deny.txt"));
     assert_eq!(app.get("/approvals").await.json()["data"], json!([]));
+}
+
+/// The trees of the property: what each run calls follows from its tree, its agent and its turn.
+const TREES: u64 = 24;
+const SERVER: &str = include_str!("../tools/mcp/server.py");
+
+fn mix(parts: &[u64]) -> u64 {
+    parts.iter().fold(0x9e37_79b9_7f4a_7c15, |state, part| {
+        let mixed = (state ^ part).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed ^ (mixed >> 29)
+    })
+}
+
+/// The calls of a turn; a backtest makes other ones in a third of the turns.
+fn planned_calls(
+    is_backtest: bool,
+    tree: u64,
+    agent: &str,
+    turn: u64,
+) -> Vec<(&'static str, Value)> {
+    let agent_number = agent.len() as u64;
+    let is_other = is_backtest && mix(&[tree, agent_number, turn, 1]).is_multiple_of(3);
+    let seed = mix(&[tree, agent_number, turn, 10 + u64::from(is_other)]);
+    let count = 1 + seed % 3;
+    let one = |index: u64| {
+        let choice = mix(&[seed, index]);
+        let id = choice % 4;
+        match choice / 4 % 8 {
+            0 => ("comment", json!({ "id": id })),
+            1 => ("close", json!({ "id": id })),
+            2 => (
+                "write_file",
+                json!({"path": format!("f{id}.txt"), "content": format!("{choice}")}),
+            ),
+            3 => ("delete_path", json!({"path": format!("f{id}.txt")})),
+            4 => ("s__echo", json!({"text": format!("say {id}")})),
+            5 => (
+                "run_command",
+                json!({"command": format!("echo {choice} >> ran.txt")}),
+            ),
+            6 if agent == "boss" => (
+                "call_agent",
+                json!({"agent": "clerk", "task": format!("tree {tree}")}),
+            ),
+            _ => ("find", json!({ "id": id })),
+        }
+    };
+    (0..count).map(one).collect()
+}
+
+fn answer(is_backtest: bool, agent: &str, turn: usize, task: &str) -> ScriptedAnswer {
+    let tree = task.split_whitespace().filter_map(|word| word.parse().ok());
+    let tree: u64 = tree.last().expect("the number of a tree");
+    let turns = 1 + mix(&[tree, agent.len() as u64]) % 3;
+    match turn as u64 <= turns {
+        true => calls(planned_calls(is_backtest, tree, agent, turn as u64)),
+        false => says("done"),
+    }
+}
+
+fn files(dir: &Path) -> BTreeMap<String, String> {
+    let entries = fs::read_dir(dir).expect("a directory").flatten();
+    let files = entries.filter(|it| it.path().is_file()).map(|it| {
+        let text = fs::read_to_string(it.path()).unwrap_or_default();
+        (it.file_name().to_string_lossy().into_owned(), text)
+    });
+    files.collect()
+}
+
+#[tokio::test]
+async fn a_backtest_performs_no_effect_whatever_the_trees_do() {
+    let tickets = Tickets::start().await;
+    let path = axed::config::environment::process_environment()
+        .remove("PATH")
+        .expect("a PATH");
+    let tools = format!(
+        "workdir = \"work\"\ntools = [\"write_file\", \"delete_path\", \"run_command\"]\n{}\
+         [[mcp_servers]]\nname = \"s\"\ntransport = \"stdio\"\ncommand = \"sh\"\n\
+         args = [\"-c\", \"echo started >> $HOME/starts.txt; exec python3 server.py\"]\n",
+        tickets.tools()
+    );
+    let mut app = TestApp::setup()
+        .config("[tools]\nallow_commands = true\n[tools.url_fetch]\nallow_hosts = [\"127.0.0.1\"]")
+        .agent("boss", &format!("sub_agents = [\"clerk\"]\n{tools}"))
+        .agent("clerk", &tools)
+        .file("server.py", SERVER)
+        .file("work/here.txt", "here")
+        .environment("PATH", &path)
+        .spawn()
+        .await;
+    let is_backtest = Arc::new(AtomicBool::new(false));
+    for agent in ["boss", "clerk"] {
+        let is_backtest = Arc::clone(&is_backtest);
+        app.provider.always(agent, move |request| {
+            let task = request.user_messages().concat();
+            answer(
+                is_backtest.load(Ordering::Relaxed),
+                agent,
+                request.turn(),
+                &task,
+            )
+        });
+    }
+    let mut cases = Vec::new();
+    for tree in 0..TREES {
+        let input = format!("tree {tree}");
+        let run = app.run("boss", &input).await;
+        cases.push(json!({"input": input, "run": run.id()}));
+    }
+    let effects = |app: &TestApp| {
+        let starts = fs::read_to_string(app.path("starts.txt")).unwrap_or_default();
+        (tickets.writes(), files(&app.path("work")), starts)
+    };
+    // No server runs any more.
+    app.crash_and_restart().await;
+    let before = effects(&app);
+    assert!(
+        before.0 > 0 && before.1.len() > 1,
+        "{before:?} {}",
+        app.daemon.log()
+    );
+    is_backtest.store(true, Ordering::Relaxed);
+    for unknown in ["stop", "safe"] {
+        let reads = tickets.reads();
+        let body = json!({"agent": "boss", "cases": cases, "unknown": unknown});
+        let eval = finished(&app, &create(&app, body).await).await;
+        let totals = &eval["result"];
+        assert_eq!(
+            (&eval["state"], &totals["errors"]),
+            (&json!("completed"), &json!({})),
+            "{eval}"
+        );
+        let (diverged, completed) = (totals["diverged"].as_u64(), totals["cases"].as_u64());
+        assert!(diverged > Some(0) && completed > Some(0), "{eval}");
+        assert_eq!(effects(&app), before, "{unknown}");
+        assert_eq!(tickets.reads() > reads, unknown == "safe");
+    }
+    // The tools of the server were offered without it.
+    let last = app.provider.requests_for("boss").pop().expect("a request");
+    assert!(
+        last.tool_names().contains(&"s__echo".to_owned()),
+        "{:?}",
+        last.tool_names()
+    );
 }
