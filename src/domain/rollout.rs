@@ -26,7 +26,7 @@ section! {
         /// The share of the root runs that get the candidate, from 0 to 100.
         pub percent: f64 = 10.0, Number(0.0..=100.0);
         /// The scorers by which the candidate must not be worse; the share of failed runs counts in any case.
-        pub scorers: Vec<String>, Unique(Ok), example = "[\"grounded\"]";
+        pub scorers: Vec<String>, Unique(Ok);
         /// By how much a scorer's mean, or the share of runs that do not fail, may be below the current version's.
         pub max_loss: f64 = 0.05, Number(0.0..=MAX_LOSS);
         /// The number of runs of each version before the candidate can be taken off.
@@ -43,7 +43,7 @@ section! {
         /// The conditions that have to hold, as those of an evaluation.
         pub gates: Vec<String>, Unique(Ok), example = "[\"grounded >= -0.02\", \"cost <= 1.1x\"]";
         /// The scorers of the candidate's file that score; empty means all of them.
-        pub scorers: Vec<String>, Unique(Ok), example = "[\"grounded\"]";
+        pub scorers: Vec<String>, Unique(Ok);
     }
 }
 

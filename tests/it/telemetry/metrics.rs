@@ -15,7 +15,7 @@ use crate::support::within_timeout;
 const QUICK: &str = "[retry]\ninitial_delay_ms = 1\nmax_delay_ms = 2";
 
 /// What the contract names, and of what type each is.
-const NAMES: [(&str, &str); 40] = [
+const NAMES: [(&str, &str); 41] = [
     ("axed_runs_total", "counter"),
     ("axed_runs_failed_total", "counter"),
     ("axed_runs_running", "gauge"),
