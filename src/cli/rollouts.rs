@@ -75,7 +75,7 @@ pub async fn rollout(args: Rollout) -> anyhow::Result<ExitCode> {
         let name = sanitize_line(&args.name);
         output::print_line(format_args!(
             "the candidate of {name} gets {} % of the runs",
-            rollout["percent"]
+            rollout["percent"].as_f64().unwrap_or_default()
         ))?;
     }
     Ok(ExitCode::SUCCESS)
