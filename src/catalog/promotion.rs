@@ -56,7 +56,7 @@ pub fn in_force<'p>(
 /// The text of the file that the candidate becomes.
 ///
 /// # Errors
-/// The tables cannot be told apart from the rest.
+/// The tables cannot be separated from the rest, or a file is broken.
 pub fn merge(
     (name, path): (&str, &Path),
     documents: &Documents,

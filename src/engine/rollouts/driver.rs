@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -141,11 +142,7 @@ impl RolloutDriver {
 }
 
 /// A webhook without a list of events gets it too.
-fn deliveries(
-    webhook: Option<&Webhook>,
-    at: jiff::Timestamp,
-    stopped: Stopped<'_>,
-) -> Vec<NewDelivery> {
+fn deliveries(webhook: Option<&Webhook>, at: Timestamp, stopped: Stopped<'_>) -> Vec<NewDelivery> {
     let event = EventName::RolloutStopped;
     let is_receiver = |it: &&Webhook| it.events.is_empty() || it.is_subscribed_to(event);
     let webhook = webhook.filter(is_receiver);
@@ -171,7 +168,7 @@ fn deliveries(
 struct Body<'a> {
     r#type: &'static str,
     #[serde(serialize_with = "timestamp_text::serialize")]
-    timestamp: jiff::Timestamp,
+    timestamp: Timestamp,
     data: Stopped<'a>,
 }
 

@@ -1,10 +1,9 @@
 //! The versions of an agent, the share that the candidate of its rollout gets, and the candidate's promotion.
 
-use jiff::Timestamp;
-
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
+use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
