@@ -188,8 +188,9 @@ fn scorer_result(
     let mut errors = BTreeMap::new();
     let ends = measured.runs.iter().filter_map(|run| run.end.as_ref());
     for why in ends.filter_map(|end| end.unscored.get(name)) {
-        if errors.len() < MAX_REASONS || errors.contains_key(why) {
-            *errors.entry(why.clone()).or_default() += 1;
+        let why = without_run(why);
+        if errors.len() < MAX_REASONS || errors.contains_key(&why) {
+            *errors.entry(why).or_default() += 1;
         }
     }
     ScorerResult {
@@ -281,9 +282,16 @@ fn measures(measured: &Measured<'_>, result: &EvalResult) -> Measures {
     }
 }
 
+/// The reason without the judge's run in parentheses, so that equal reasons are counted together.
+fn without_run(why: &str) -> String {
+    let named = why.split_once(" (run_");
+    let around = named.and_then(|(before, rest)| Some((before, rest.split_once(')')?.1)));
+    around.map_or_else(|| why.to_owned(), |(before, after)| format!("{before}{after}"))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Measured, percentile, result};
+    use super::{Measured, percentile, result, without_run};
     use crate::domain::evaluation::{CaseEnd, CaseOutcome, EvalRun, EvalSlot, NEW, OLD};
     use crate::domain::gate::Gate;
     use crate::domain::run::RunId;
@@ -445,5 +453,12 @@ mod tests {
         let twenty: Vec<u64> = (1..=20).collect();
         let both = (percentile(&twenty, 50), percentile(&twenty, 95));
         assert_eq!(both, (Some(10), Some(19)));
+    }
+
+    #[test]
+    fn reasons_are_equal_whichever_run_they_name() {
+        let of_run = |run: &str| format!("judge (run_{run}) answers with no value: EOF (line 1)");
+        assert_eq!(without_run(&of_run("1")), without_run(&of_run("2")));
+        assert_eq!(without_run("it is gone"), "it is gone");
     }
 }
