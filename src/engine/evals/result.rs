@@ -286,7 +286,10 @@ fn measures(measured: &Measured<'_>, result: &EvalResult) -> Measures {
 fn without_run(why: &str) -> String {
     let named = why.split_once(" (run_");
     let around = named.and_then(|(before, rest)| Some((before, rest.split_once(')')?.1)));
-    around.map_or_else(|| why.to_owned(), |(before, after)| format!("{before}{after}"))
+    around.map_or_else(
+        || why.to_owned(),
+        |(before, after)| format!("{before}{after}"),
+    )
 }
 
 #[cfg(test)]

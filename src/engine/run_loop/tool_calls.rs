@@ -283,7 +283,7 @@ async fn execute_pending(
         match joined {
             Ok((position, Ok(result))) => {
                 results[position] = Some(result);
-                if has_diverged(&batch) {
+                if has_diverged(batch) {
                     // What the other children do is of no use.
                     cancel_token.cancel();
                 }

@@ -17,7 +17,7 @@ pub const EVENT_STREAM: &str = "\
 /// A completed root run with one child.
 pub fn run() -> Value {
     json!({
-        "id": ROOT, "agent": "planner", "agent_version": VERSION, "status": "completed", "parent_id": null, "root_id": ROOT,
+        "id": ROOT, "agent": "planner", "agent_version": VERSION, "variant": null, "status": "completed", "parent_id": null, "root_id": ROOT,
         "depth": 0, "tool_call_id": null, "input": "summarize the report", "content": "The first quarter was profitable.",
         "partial_content": null, "structured": null, "model": "claude-sonnet-5-5", "stop_reason": "end_turn", "turns": 2,
         "input_tokens": 1204, "output_tokens": 188, "tool_calls": 1, "duration_ms": 4000, "tree": {

@@ -39,6 +39,15 @@ fn variant(run: &Run<'_>) -> String {
     expected.to_owned()
 }
 
+/// The code of a problem with this status.
+fn code(response: &ApiResponse, status: u16) -> String {
+    response.problem(status);
+    response.json()["code"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned()
+}
+
 async fn session(app: &TestApp, name: &str) -> String {
     let body = json!({"input": "go", "session": name});
     variant(&app.run_with("solo", body).await)
@@ -101,12 +110,12 @@ async fn a_share_of_the_sessions_gets_the_candidate_and_keeps_it() {
     assert_eq!(candidates(&sessions(&app, 40).await), 0);
     assert_eq!(session(&app, "another").await, "candidate");
     app.crash_and_restart().await;
-    assert_eq!(session(&app, "one more").await, "candidate");
+    assert_eq!(session(&app, "one-more").await, "candidate");
 
     // A changed percent of the file wins.
     app.write_agent("solo", &format!("description = \"b\"\n{}", rollout(0, "")));
     wait_until_loaded(&app, "b").await;
-    assert_eq!(session(&app, "one more").await, "current");
+    assert_eq!(session(&app, "one-more").await, "current");
 }
 
 #[tokio::test]
@@ -142,7 +151,7 @@ async fn runs_without_a_session_are_shared_and_children_get_the_current_version(
     let called = app
         .post("/agents/solo.next/runs", &json!({"input": "go"}))
         .await;
-    assert_eq!(called.problem(404), "agent_not_found");
+    assert_eq!(code(&called, 404), "agent_not_found");
 
     // Lists and sums know what runs got.
     let page = app.get("/runs?variant=candidate&limit=200").await.json();
@@ -207,7 +216,7 @@ async fn a_broken_candidate_is_an_error_of_the_file_that_names_it() {
         .await;
     answer(&app, || says("old"), || says("new"));
     let refused = app.post("/agents/solo/runs", &json!({"input": "go"})).await;
-    assert_eq!(refused.problem(422), "agent_invalid");
+    assert_eq!(code(&refused, 422), "agent_invalid");
     assert!(
         refused.text.contains("there is no file"),
         "{}",
@@ -268,7 +277,7 @@ async fn agents_without_a_rollout_have_none() {
             _ => json!({}),
         };
         let refused = app.post(&format!("/agents/solo/{path}"), &body).await;
-        assert_eq!(refused.problem(409), "no_rollout");
+        assert_eq!(code(&refused, 409), "no_rollout");
     }
     assert_eq!(app.database().count("rollouts"), 0);
 }

@@ -4,7 +4,9 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::rollout::{CANDIDATE, answer, rollout, versions, wait_until_loaded, with_candidate};
+use crate::rollout::{
+    CANDIDATE, answer, code, rollout, versions, wait_until_loaded, with_candidate,
+};
 use crate::support::app::{ApiResponse, TestApp};
 use crate::support::provider::answer::says;
 
@@ -46,7 +48,7 @@ async fn promote_writes_the_file() {
         (&json!("next"), &Value::Null)
     );
     assert_eq!(run["agent_version"], json["version"]);
-    assert_eq!(promote(&app).await.problem(409), "no_rollout");
+    assert_eq!(code(&promote(&app).await, 409), "no_rollout");
     let ended = versions(&app).await["rollout"].clone();
     assert!(
         ended["promoted_at"].is_string() && ended["percent"] == json!(0.0),
@@ -125,7 +127,7 @@ async fn a_gate_that_does_not_hold_refuses_the_candidate() {
     app.provider.will("next", [says("bad"), says("good")]);
     app.provider.always("next", |_| says("good"));
     let refused = promote(&app).await;
-    assert_eq!(refused.problem(409), "gate_failed");
+    assert_eq!(code(&refused, 409), "gate_failed");
     assert!(
         refused.text.contains("fine.mean >= 0.9"),
         "{}",
@@ -155,5 +157,5 @@ async fn a_gate_that_does_not_hold_refuses_the_candidate() {
     })
     .await;
     let other = app.post("/agents/solo/promote", &body).await;
-    assert_eq!(other.problem(422), "invalid_field");
+    assert_eq!(code(&other, 422), "invalid_field");
 }

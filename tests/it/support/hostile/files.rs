@@ -53,6 +53,8 @@ fn debug_text(agent: &Agent) -> String {
 fn assert_round_trips(mut agent: Agent) {
     agent.schedules.clear();
     agent.triggers.clear();
+    agent.scorers.clear();
+    (agent.rollout, agent.gate) = (None, None);
     agent.http_tools.iter_mut().for_each(|tool| tool.table = 0);
     let agent = Arc::new(agent);
     let text = AgentSnapshots::default().agent_json(&agent);
