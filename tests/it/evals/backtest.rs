@@ -514,8 +514,9 @@ fn planned_calls(
 }
 
 fn answer(is_backtest: bool, agent: &str, turn: usize, task: &str) -> ScriptedAnswer {
-    let tree = task.split_whitespace().filter_map(|word| word.parse().ok());
-    let tree: u64 = tree.last().expect("the number of a tree");
+    let mut words = task.split_whitespace().rev();
+    let tree: Option<u64> = words.find_map(|word| word.parse().ok());
+    let tree = tree.expect("the number of a tree");
     let turns = 1 + mix(&[tree, agent.len() as u64]) % 3;
     match turn as u64 <= turns {
         true => calls(planned_calls(is_backtest, tree, agent, turn as u64)),

@@ -13,7 +13,7 @@ use crate::support::provider::answer::says;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_share_and_a_promotion_are_in_force_at_all_nodes() {
     let file = format!(
-        "name = \"solo\"\nmodel = \"anthropic/solo\"\n{}",
+        "name = \"solo\"\nmodel = \"anthropic/solo\"\n{}\n",
         rollout(0, "")
     );
     let setup = with_candidate(0, "")
