@@ -244,8 +244,11 @@ class Eval(TypedDict):
     state: EvalState
     versions: list[EvalVersion]
     dataset: str | None
+    since: str | None
     scorers: list[str]
     tools: str
+    unknown: str
+    ignore: list[str]
     repeat: int
     gates: list[str]
     planned: int

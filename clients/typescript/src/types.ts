@@ -207,8 +207,11 @@ export interface Eval {
   state: "queued" | "running" | "completed" | "stopped" | "cancelled" | "failed";
   versions: EvalVersion[];
   dataset: string | null;
+  since: string | null;
   scorers: string[];
   tools: string;
+  unknown: string;
+  ignore: string[];
   repeat: number;
   gates: string[];
   planned: number;
