@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Times an evaluation, and live runs beside one.
 
-    benches/evals.py AXED [--cases N] [--background N]
+    benches/evals.py AXED [--cases N] [--trees N] [--background N]
 
-First `axed eval` of the shipped planner on its scripted model: N cases in two versions (500), six runs each. Then live runs of one
-turn, whose scripted model takes 50 ms, from eight clients: alone, and while an evaluation of N runs (10,000) is under way. Prints
+First `axed eval` of the shipped planner on its scripted model: N cases in two versions (500), six runs each. Then N of its trees are
+recorded, which list and read files (1,000), and played again with their recorded results. Last, live runs of one turn, whose scripted model takes 50 ms, from eight clients: alone, and while an evaluation of N runs (10,000) is under way. Prints
 both p99 and their ratio, which fails above 1.3.
 """
 
@@ -50,6 +50,23 @@ def time_evaluation(axed, home, cases):
     print(f"{cases} cases x 2 versions, {cases * 12} runs: {took:.1f} s")
 
 
+def time_backtest(daemon, count):
+    def record(number):
+        body = {"input": f"Release version 2.0, part {number}"}
+        daemon.json("POST", "/agents/planner-scripted/runs?wait=60", body)
+
+    with ThreadPoolExecutor(32) as clients:
+        list(clients.map(record, range(count)))
+    begin = time.perf_counter()
+    body = {"agent": "planner-scripted", "since": "1d", "limit": count, "tools": "recorded"}
+    played = daemon.json("POST", "/evals", body)
+    while not played["finished_at"]:
+        played = daemon.json("GET", f"/evals/{played['id']}?wait=30")
+    took = time.perf_counter() - begin
+    result = played["result"]
+    print(f"backtest of {result['cases']} recorded trees, {result['diverged']} diverged: {took:.1f} s")
+
+
 def live_times(daemon, count):
     """Seconds of each of so many live runs."""
 
@@ -75,6 +92,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("axed", type=lambda path: str(Path(path).resolve()))
     parser.add_argument("--cases", type=int, default=500)
+    parser.add_argument("--trees", type=int, default=1000)
     parser.add_argument("--background", type=int, default=10_000)
     args = parser.parse_args()
     home = Path(tempfile.mkdtemp(prefix="axed-evals-"))
@@ -82,6 +100,7 @@ def main():
     try:
         time_evaluation(args.axed, home, args.cases)
         daemon = Daemon(args.axed, home, port)
+        time_backtest(daemon, args.trees)
         live_times(daemon, 200)
         alone = p99(live_times(daemon, LIVE_RUNS))
         cases = [{"input": f"Release version 4.{n}"} for n in range(args.background // 100)]

@@ -42,7 +42,7 @@ use crate::web::state::{AppState, Settings};
 /// Evaluations whose runs start at the same time; the others wait for their end.
 const MAX_EVALS: usize = 4;
 /// Runs of evaluations at work while live ones are, or were a moment ago.
-const MAX_BESIDE_LIVE: usize = 16;
+const MAX_BESIDE_LIVE: usize = 8;
 const LIVE_INTERVAL: Duration = Duration::from_secs(1);
 /// When the queue is looked at again, or a step is tried again that the store prevented.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
