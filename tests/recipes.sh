@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the programs of docs/guide/recipes.md in every language: installs the TypeScript compiler into a cache at the pinned
 # version, and Go from Debian if it is missing. Needs node, npm and a network that reaches the package registry; a language
-# that cannot be installed is skipped, with a line that names it.
+# that cannot be installed is skipped, with a line that names it. AXED=<binary> is used instead of one that is built.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,5 +17,5 @@ fi
 if ! command -v go >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
   DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends golang-go >/dev/null || true
 fi
-cargo build --locked --quiet
-AXED_GUIDE_TOOLS=$place tests/guide.py --axed "${CARGO_TARGET_DIR:-target}/debug/axed" recipes
+[ -n "${AXED:-}" ] || cargo build --locked --quiet
+AXED_GUIDE_TOOLS=$place tests/guide.py --axed "${AXED:-${CARGO_TARGET_DIR:-target}/debug/axed}" recipes
