@@ -31,6 +31,7 @@ pub mod encoding;
 pub mod engine;
 pub mod evals;
 pub mod events;
+pub mod late_events;
 pub mod leadership;
 pub mod link_secret;
 pub mod memories;

@@ -11,13 +11,14 @@ use crate::domain::run::RunId;
 use crate::domain::score::Moments;
 use crate::domain::variant::Variant;
 use crate::record::stored::StoredEntries;
-use crate::ssrf;
 use crate::store::changes::Changes;
 use crate::store::encoding::clock_skew::first_id;
 use crate::store::engine::Engine;
+use crate::store::late_events::{
+    LOCK, delivery_values, entry_values, insert_late_delivery, insert_late_entry, set_last_event,
+};
 use crate::store::reader::ReadMode;
 use crate::store::run_rows;
-use crate::store::sql::clock::clock;
 use crate::store::sql::row::{Row, StoreResult};
 use crate::store::sql::value::{NamedValue, free_text, params, values};
 use crate::store::{NewDelivery, StoreError};
@@ -180,24 +181,9 @@ macro_rules! is_stoppable {
     };
 }
 
-/// Who adds an event to a tree locks its root first, so that each gets another number.
-const LOCK: &str = "UPDATE runs SET last_event = last_event WHERE id = :run";
-const INSERT_ENTRY: &str = concat!(
-    "INSERT INTO entries (root, last_seq, run, count, entries, texts) \
-     SELECT :run, coalesce((SELECT max(e.last_seq) FROM entries e WHERE e.root = :run), 0) + 1, :run, 1, :entries, :texts WHERE ",
-    is_stoppable!()
-);
-const SET_LAST_EVENT: &str = concat!(
-    "UPDATE runs SET last_event = coalesce((SELECT max(e.last_seq) FROM entries e WHERE e.root = :run), 0) WHERE id = :run AND ",
-    is_stoppable!()
-);
-const INSERT_DELIVERY: &str = concat!(
-    "INSERT INTO deliveries (id, run, event, host, url, secret_env, body, status, created_at, since, tries, next_at, attempts, owner) \
-     SELECT :delivery, r.id, :event, :host, :url, :secret_env, :body, 'pending', :now, :now, 0, ",
-    clock!(),
-    ", {'[]'|'{}'}, coalesce(r.owner, '') FROM runs r WHERE r.id = :run AND ",
-    is_stoppable!()
-);
+const INSERT_ENTRY: &str = insert_late_entry!("WHERE ", is_stoppable!());
+const SET_LAST_EVENT: &str = set_last_event!(is_stoppable!());
+const INSERT_DELIVERY: &str = insert_late_delivery!(is_stoppable!());
 const STOP: &str = concat!(
     "UPDATE rollouts SET stopped_at = :at, loss = :loss WHERE agent = :agent AND candidate = :candidate AND ",
     is_stoppable!()
@@ -327,28 +313,20 @@ fn changes(id: RolloutId, change: RolloutChange) -> StoreResult<Changes> {
             deliveries,
         } => {
             let of_run = |more: Vec<NamedValue<'static>>| {
-                let at = at.as_millisecond();
-                let run = values! {":run": run, ":at": at, ":now": at};
+                let run = values! {":run": run, ":at": at.as_millisecond()};
                 with(run.into_iter().chain(more).collect())
-            };
-            let entry = values! {
-                ":entries": free_text(entries.entries), ":texts": entries.texts.map(free_text),
             };
             let mut changes = Changes::default()
                 .of_tree(run)
-                .and_vec(LOCK, of_run(Vec::new()))
-                .and_vec(INSERT_ENTRY, of_run(entry.into()))
-                .and_vec(SET_LAST_EVENT, of_run(Vec::new()));
+                .and(LOCK, values! {":root": run})
+                .and_vec(INSERT_ENTRY, of_run(entry_values(run, entries).into()))
+                .and_vec(SET_LAST_EVENT, of_run(values! {":root": run}.into()));
             if !deliveries.is_empty() {
                 changes = changes.with_deliveries();
             }
             for delivery in deliveries {
-                let values = values! {
-                    ":delivery": delivery.id.0, ":event": delivery.event,
-                    ":host": ssrf::host_of(&delivery.webhook.url), ":url": free_text(delivery.webhook.url.clone()),
-                    ":secret_env": delivery.webhook.secret_env.clone(), ":body": free_text(delivery.body),
-                };
-                changes = changes.and_vec(INSERT_DELIVERY, of_run(values.into()));
+                changes =
+                    changes.and_vec(INSERT_DELIVERY, of_run(delivery_values(delivery).into()));
             }
             let loss = values! {":loss": free_text(to_json(&loss)?)};
             changes.and_vec(STOP, of_run(loss.into()))

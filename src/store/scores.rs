@@ -13,14 +13,15 @@ use crate::domain::score::{RunScores, ScoreNumber, ScoreValue};
 use crate::domain::variant::Variant;
 use crate::domain::webhook::Webhook;
 use crate::record::stored::StoredEntries;
-use crate::ssrf;
 use crate::store::NewDelivery;
 use crate::store::changes::Changes;
 use crate::store::encoding::integers::signed;
 use crate::store::encoding::run_values;
 use crate::store::engine::Engine;
+use crate::store::late_events::{
+    LOCK, delivery_values, entry_values, insert_late_delivery, insert_late_entry, set_last_event,
+};
 use crate::store::reader::ReadMode;
-use crate::store::sql::clock::clock;
 use crate::store::sql::row::{Column, Row, StoreResult};
 use crate::store::sql::value::{NamedValue, free_text, params, values};
 use crate::store::usage::OTHER;
@@ -218,8 +219,6 @@ const TAKE_FROM_SUMS: &str = sum!(
         " AND EXISTS (SELECT 1 FROM score_sums t WHERE t.day = p.day AND t.series = p.series AND t.label = p.label)"
     )
 );
-/// Who adds an event to a tree locks its root first, so that each gets another number.
-const LOCK: &str = "UPDATE runs SET last_event = last_event WHERE id = :root";
 const INSERT_SERIES: &str = "INSERT INTO score_series (id, owner, agent, version, variant, labels, name) \
      SELECT :series, :owner, :agent, :version, :variant, :labels, :name WHERE NOT EXISTS (SELECT 1 FROM score_series k WHERE k.id = :series) \
      AND (SELECT count(*) FROM score_series k WHERE k.owner = :owner) < :max ON CONFLICT (id) DO NOTHING";
@@ -238,33 +237,25 @@ const UPSERT: &str = concat!(
 );
 macro_rules! insert_entry {
     ($revision:literal) => {
-        concat!(
-            "INSERT INTO entries (root, last_seq, run, count, entries, texts) \
-             SELECT :root, coalesce((SELECT max(e.last_seq) FROM entries e WHERE e.root = :root), 0) + 1, :run, 1, :entries, :texts \
-             FROM scores s WHERE ", of_score!(), " AND s.revision ", $revision, " AND ", is_scorable!()
+        insert_late_entry!(
+            "FROM scores s WHERE ",
+            of_score!(),
+            " AND s.revision ",
+            $revision,
+            " AND ",
+            is_scorable!()
         )
     };
 }
 const INSERT_ENTRY: &str = insert_entry!("= 0");
 const INSERT_REPLACING_ENTRY: &str = insert_entry!("> 0");
-const SET_LAST_EVENT: &str = concat!(
-    "UPDATE runs SET last_event = coalesce((SELECT max(e.last_seq) FROM entries e WHERE e.root = :root), 0) WHERE id = :run AND ",
-    is_scorable!()
-);
-const INSERT_DELIVERY: &str = concat!(
-    "INSERT INTO deliveries (id, run, event, host, url, secret_env, body, status, created_at, since, tries, next_at, attempts, owner) \
-     SELECT :delivery, r.id, :event, :host, :url, :secret_env, :body, 'pending', :now, :now, 0, ",
-    clock!(),
-    ", {'[]'|'{}'}, coalesce(r.owner, '') FROM runs r WHERE r.id = :run AND ",
-    is_scorable!()
-);
+const SET_LAST_EVENT: &str = set_last_event!(is_scorable!());
+const INSERT_DELIVERY: &str = insert_late_delivery!(is_scorable!());
 const END_SCORING: &str = "DELETE FROM scorings WHERE run = :run AND scorer = :scorer";
 const SCORINGS: &str = "SELECT run, scorer FROM scorings WHERE (run, scorer) > (:run, :scorer) ORDER BY run, scorer LIMIT :limit";
 /// The entry of a scoring that failed.
-const INSERT_FAILURE: &str = concat!(
-    "INSERT INTO entries (root, last_seq, run, count, entries, texts) \
-     SELECT :root, coalesce((SELECT max(e.last_seq) FROM entries e WHERE e.root = :root), 0) + 1, :run, 1, :entries, :texts \
-     FROM scorings s WHERE s.run = :run AND s.scorer = :scorer AND ",
+const INSERT_FAILURE: &str = insert_late_entry!(
+    "FROM scorings s WHERE s.run = :run AND s.scorer = :scorer AND ",
     is_scorable!()
 );
 const DELETE: &str = "DELETE FROM scores WHERE run = :run AND name = :name AND author = :author";
@@ -402,20 +393,9 @@ fn add(score: NewScore) -> Changes {
         .and(ADD_TO_SUMS, key.clone());
     let has_deliveries = !score.deliveries.is_empty();
     for delivery in score.deliveries {
-        changes = changes.and(
-            INSERT_DELIVERY,
-            values! {
-                ":delivery": delivery.id.0,
-                ":run": score.key.run,
-                ":event": delivery.event,
-                ":host": ssrf::host_of(&delivery.webhook.url),
-                ":url": free_text(delivery.webhook.url.clone()),
-                ":secret_env": delivery.webhook.secret_env.clone(),
-                ":body": free_text(delivery.body),
-                ":now": delivery.created_at.as_millisecond(),
-                ":scorer": score.scorer.clone(),
-            },
-        );
+        let mut values = key.to_vec();
+        values.extend(delivery_values(delivery));
+        changes = changes.and_vec(INSERT_DELIVERY, values);
     }
     let entry = |entry: StoredEntries| {
         let mut values = key.to_vec();
@@ -433,14 +413,6 @@ fn add(score: NewScore) -> Changes {
     match has_deliveries {
         true => changes.with_deliveries(),
         false => changes,
-    }
-}
-
-fn entry_values(root: RunId, entry: StoredEntries) -> [NamedValue<'static>; 3] {
-    values! {
-        ":root": root,
-        ":entries": free_text(entry.entries),
-        ":texts": entry.texts.map(free_text),
     }
 }
 

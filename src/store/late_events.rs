@@ -1,0 +1,65 @@
+//! An event that is added to the record of a tree that has ended, and its deliveries to webhooks.
+
+use crate::domain::run::RunId;
+use crate::record::stored::StoredEntries;
+use crate::ssrf;
+use crate::store::NewDelivery;
+use crate::store::sql::value::{NamedValue, free_text, values};
+
+/// Who adds an event to a tree locks its root first, so that each gets another number.
+pub const LOCK: &str = "UPDATE runs SET last_event = last_event WHERE id = :root";
+
+/// Adds an entry of the run; what follows is the rest of the statement, which says whether.
+macro_rules! insert_late_entry {
+    ($($rest:expr),+) => {
+        concat!(
+            "INSERT INTO entries (root, last_seq, run, count, entries, texts) \
+             SELECT :root, coalesce((SELECT max(e.last_seq) FROM entries e WHERE e.root = :root), 0) + 1, :run, 1, :entries, :texts ",
+            $($rest),+
+        )
+    };
+}
+pub(crate) use insert_late_entry;
+
+macro_rules! set_last_event {
+    ($condition:expr) => {
+        concat!(
+            "UPDATE runs SET last_event = coalesce((SELECT max(e.last_seq) FROM entries e WHERE e.root = :root), 0) WHERE id = :run AND ",
+            $condition
+        )
+    };
+}
+pub(crate) use set_last_event;
+
+macro_rules! insert_late_delivery {
+    ($condition:expr) => {
+        concat!(
+            "INSERT INTO deliveries (id, run, event, host, url, secret_env, body, status, created_at, since, tries, next_at, attempts, owner) \
+             SELECT :delivery, r.id, :event, :host, :url, :secret_env, :body, 'pending', :now, :now, 0, ",
+            $crate::store::sql::clock::clock!(),
+            ", {'[]'|'{}'}, coalesce(r.owner, '') FROM runs r WHERE r.id = :run AND ",
+            $condition
+        )
+    };
+}
+pub(crate) use insert_late_delivery;
+
+pub fn entry_values(root: RunId, entry: StoredEntries) -> [NamedValue<'static>; 3] {
+    values! {
+        ":root": root,
+        ":entries": free_text(entry.entries),
+        ":texts": entry.texts.map(free_text),
+    }
+}
+
+pub fn delivery_values(delivery: NewDelivery) -> [NamedValue<'static>; 7] {
+    values! {
+        ":delivery": delivery.id.0,
+        ":event": delivery.event,
+        ":host": ssrf::host_of(&delivery.webhook.url),
+        ":url": free_text(delivery.webhook.url.clone()),
+        ":secret_env": delivery.webhook.secret_env.clone(),
+        ":body": free_text(delivery.body),
+        ":now": delivery.created_at.as_millisecond(),
+    }
+}
