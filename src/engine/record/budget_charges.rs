@@ -9,7 +9,7 @@ use crate::domain::period_budget::{ALERT_EVENT, BudgetCharge, PeriodLimit};
 use crate::domain::run::{RunId, now};
 use crate::domain::timestamp_text;
 use crate::domain::usage::Cost;
-use crate::domain::webhook::DeliveryId;
+use crate::engine::record::webhook_message;
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::budget::Amount;
 use crate::engine::state::period_budgets::{BudgetAlert, ChargesInFlight};
@@ -89,33 +89,26 @@ impl PendingCharge {
                 PeriodLimit::Tokens(limit) => (None, Some(limit)),
             };
             let used = alert.status.used;
-            let body = AlertBody {
-                r#type: ALERT_EVENT,
-                timestamp: created_at,
-                data: AlertData {
-                    budget: &settings.name,
-                    per: settings.per.as_str(),
-                    share: share(alert.share),
-                    limit_usd: in_usd.map(Cost::to_usd),
-                    used_usd: in_usd.map(|_| used.cost.to_usd()),
-                    limit_tokens: in_tokens,
-                    used_tokens: in_tokens.map(|_| used.tokens),
-                    since: alert.status.since,
-                    resets_at: alert.status.resets_at,
-                    run: root?,
-                },
+            let data = AlertData {
+                budget: &settings.name,
+                per: settings.per.as_str(),
+                share: share(alert.share),
+                limit_usd: in_usd.map(Cost::to_usd),
+                used_usd: in_usd.map(|_| used.cost.to_usd()),
+                limit_tokens: in_tokens,
+                used_tokens: in_tokens.map(|_| used.tokens),
+                since: alert.status.since,
+                resets_at: alert.status.resets_at,
+                run: root?,
             };
+            let webhook = settings.webhook.clone()?.into();
             Some(NewDelivery {
-                id: DeliveryId::new(),
-                webhook: settings.webhook.clone()?.into(),
-                event: ALERT_EVENT,
-                body: serde_json::to_string(&body).unwrap_or_default(),
-                created_at,
                 alert: Some(BudgetAlertId {
                     budget: settings.name.clone(),
                     period_start: quarter_of(alert.status.since),
                     share: alert.share,
                 }),
+                ..webhook_message::delivery(webhook, ALERT_EVENT, created_at, data)
             })
         })
     }
@@ -123,15 +116,6 @@ impl PendingCharge {
 
 fn share(thousandths: u32) -> f64 {
     f64::from(thousandths) / 1000.0
-}
-
-/// The body of an alert, in the form of run events' messages.
-#[derive(Serialize)]
-struct AlertBody<'a> {
-    r#type: &'static str,
-    #[serde(serialize_with = "timestamp_text::serialize")]
-    timestamp: Timestamp,
-    data: AlertData<'a>,
 }
 
 #[derive(Serialize)]

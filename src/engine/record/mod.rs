@@ -9,3 +9,4 @@ pub mod run_record;
 pub mod scores;
 pub mod shared_texts;
 pub mod webhook_events;
+pub mod webhook_message;

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::config::secrets::is_process_secret_set;
@@ -11,9 +10,9 @@ use crate::domain::event::{Event, EventKind, STORED_EVENT_NAMES};
 use crate::domain::failure::{Failure, FailureCode};
 use crate::domain::run::{RunId, Status};
 use crate::domain::score::ScoreValue;
-use crate::domain::timestamp_text;
 use crate::domain::usage::{TreeUsage, Usage};
-use crate::domain::webhook::{DeliveryId, Webhook};
+use crate::domain::webhook::Webhook;
+use crate::engine::record::webhook_message;
 use crate::engine::request::{RunRequest, StartError, WebhookRequest};
 use crate::engine::settings::Settings;
 use crate::ssrf;
@@ -115,26 +114,13 @@ pub fn deliveries(
         let subscribed = webhooks
             .iter()
             .filter(|webhook| webhook.is_subscribed_to(event.kind.name()));
-        deliveries.extend(subscribed.map(|webhook| NewDelivery {
-            id: DeliveryId::new(),
-            webhook: Arc::clone(webhook),
-            event: event.kind.name().as_str(),
-            body:
-                serde_json::to_string(&WebhookBody::new(event, status, usage)).unwrap_or_default(),
-            created_at: event.time,
-            alert: None,
+        deliveries.extend(subscribed.map(|webhook| {
+            let name = event.kind.name().as_str();
+            let data = RunData::new(event, status, usage);
+            webhook_message::delivery(Arc::clone(webhook), name, event.time, data)
         }));
     }
     deliveries
-}
-
-/// The body, in the form that standardwebhooks.com recommends: `type`, `timestamp`, `data`.
-#[derive(Serialize)]
-struct WebhookBody<'a> {
-    r#type: &'static str,
-    #[serde(serialize_with = "timestamp_text::serialize")]
-    timestamp: Timestamp,
-    data: RunData<'a>,
 }
 
 #[derive(Serialize)]
@@ -180,7 +166,7 @@ struct ErrorData<'a> {
     retryable: bool,
 }
 
-impl<'a> WebhookBody<'a> {
+impl<'a> RunData<'a> {
     fn new(event: &'a Event, status: Status, (own, tree): (&Usage, &TreeUsage)) -> Self {
         let TreeUsage { runs, usage } = tree;
         let score = match &event.kind {
@@ -201,29 +187,25 @@ impl<'a> WebhookBody<'a> {
             _ => None,
         };
         Self {
-            r#type: event.kind.name().as_str(),
-            timestamp: event.time,
-            data: RunData {
-                id: event.run_id,
-                agent: &event.agent,
-                status: status_after(&event.kind).unwrap_or(status),
-                input_tokens: own.tokens.input,
-                output_tokens: own.tokens.output,
-                tool_calls: own.tool_calls,
-                tree: TreeData {
-                    runs: *runs,
-                    input_tokens: usage.tokens.input,
-                    output_tokens: usage.tokens.output,
-                    cache_read_tokens: usage.tokens.cache_read,
-                    cache_write_tokens: usage.tokens.cache_write,
-                    model_calls: usage.model_calls,
-                    tool_calls: usage.tool_calls,
-                    cost_usd: usage.cost.map(|cost| cost.to_usd()),
-                    complete: usage.is_complete(),
-                },
-                error,
-                score,
+            id: event.run_id,
+            agent: &event.agent,
+            status: status_after(&event.kind).unwrap_or(status),
+            input_tokens: own.tokens.input,
+            output_tokens: own.tokens.output,
+            tool_calls: own.tool_calls,
+            tree: TreeData {
+                runs: *runs,
+                input_tokens: usage.tokens.input,
+                output_tokens: usage.tokens.output,
+                cache_read_tokens: usage.tokens.cache_read,
+                cache_write_tokens: usage.tokens.cache_write,
+                model_calls: usage.model_calls,
+                tool_calls: usage.tool_calls,
+                cost_usd: usage.cost.map(|cost| cost.to_usd()),
+                complete: usage.is_complete(),
             },
+            error,
+            score,
         }
     }
 }

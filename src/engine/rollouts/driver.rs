@@ -12,9 +12,8 @@ use crate::catalog::Entry;
 use crate::domain::event::{EventKind, EventName};
 use crate::domain::rollout::Loss;
 use crate::domain::run::{RunId, now};
-use crate::domain::timestamp_text;
-use crate::domain::webhook::{DeliveryId, Webhook};
-use crate::engine::record::scores;
+use crate::domain::webhook::Webhook;
+use crate::engine::record::{scores, webhook_message};
 use crate::engine::rollouts::comparison::{Versions, score_sums};
 use crate::engine::runner::Runner;
 use crate::engine::state::rollouts;
@@ -146,30 +145,10 @@ fn deliveries(webhook: Option<&Webhook>, at: Timestamp, stopped: Stopped<'_>) ->
     let event = EventName::RolloutStopped;
     let is_receiver = |it: &&Webhook| it.events.is_empty() || it.is_subscribed_to(event);
     let webhook = webhook.filter(is_receiver);
-    let body = Body {
-        r#type: event.as_str(),
-        timestamp: at,
-        data: stopped,
-    };
-    let body = serde_json::to_string(&body).unwrap_or_default();
-    let delivery = webhook.map(|webhook| NewDelivery {
-        id: DeliveryId::new(),
-        webhook: Arc::new(webhook.clone()),
-        event: event.as_str(),
-        body,
-        created_at: at,
-        alert: None,
+    let delivery = webhook.map(|webhook| {
+        webhook_message::delivery(Arc::new(webhook.clone()), event.as_str(), at, stopped)
     });
     delivery.into_iter().collect()
-}
-
-/// The body, in the form of run events' messages.
-#[derive(Serialize)]
-struct Body<'a> {
-    r#type: &'static str,
-    #[serde(serialize_with = "timestamp_text::serialize")]
-    timestamp: Timestamp,
-    data: Stopped<'a>,
 }
 
 #[derive(Serialize)]
