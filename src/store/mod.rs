@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use crate::domain::period_budget::BudgetCharge;
@@ -145,6 +145,26 @@ pub struct IdempotencyClaim {
     pub body_hash: [u8; 32],
     /// Expired keys are removed when new ones are inserted.
     pub expires_at: Timestamp,
+}
+
+/// How long the idempotency key of a start by this program itself is kept, unless its run is deleted before.
+const OWN_CLAIM_RETENTION: SignedDuration = SignedDuration::from_hours(400 * 24);
+
+impl IdempotencyClaim {
+    /// Of a start by this program itself. No route of a client begins with a word that is no method.
+    pub fn own(route: String, key: String, now: Timestamp) -> Self {
+        Self {
+            key: IdempotencyKey {
+                credential: String::new(),
+                route,
+                key,
+            },
+            body_hash: [0; 32],
+            expires_at: now
+                .checked_add(OWN_CLAIM_RETENTION)
+                .unwrap_or(Timestamp::MAX),
+        }
+    }
 }
 
 /// The run that an idempotency key has accepted.

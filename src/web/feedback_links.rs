@@ -12,7 +12,7 @@ use crate::domain::score::is_score_name;
 use crate::store::link_secret::LinkSecret;
 use crate::web::tickets;
 
-/// What a signature is for, so that one for something else is none.
+/// What a signature is for: one for something else is invalid.
 const PURPOSE: &[u8] = b"feedback on a run";
 const SIGNATURE_BYTES: usize = 32;
 

@@ -21,7 +21,7 @@ pub const LIFETIME: Duration = Duration::from_secs(60);
 
 /// Prefix of every ticket, so that people and secret scanners recognise one.
 const PREFIX: &str = "axed_ticket_";
-/// What a signature is for, so that one for something else is none.
+/// What a signature is for: one for something else is invalid.
 const PURPOSE: &[u8] = b"events of a run";
 
 /// Issues tickets and checks them.

@@ -1,13 +1,10 @@
 //! Which runs an evaluation has, and when the next one may start. Pure.
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 
 use crate::domain::evaluation::{EvalId, EvalSlot};
 use crate::domain::usage::Cost;
-use crate::store::{IdempotencyClaim, IdempotencyKey};
-
-/// How long the idempotency key of a run is kept, unless the run is deleted before.
-const CLAIM_RETENTION: SignedDuration = SignedDuration::from_hours(400 * 24);
+use crate::store::IdempotencyClaim;
 
 /// The runs of a case. Those of one repetition follow each other, so that an evaluation that stops has pairs.
 pub fn slots(case: u32, versions: u8, repeat: u32) -> impl Iterator<Item = EvalSlot> {
@@ -63,15 +60,11 @@ pub fn claim(eval: EvalId, slot: EvalSlot, now: Timestamp) -> IdempotencyClaim {
         repeat,
         version,
     } = slot;
-    IdempotencyClaim {
-        key: IdempotencyKey {
-            credential: String::new(),
-            route: format!("EVAL {eval}"),
-            key: format!("{case}/{repeat}/{version}"),
-        },
-        body_hash: [0; 32],
-        expires_at: now.checked_add(CLAIM_RETENTION).unwrap_or(Timestamp::MAX),
-    }
+    IdempotencyClaim::own(
+        format!("EVAL {eval}"),
+        format!("{case}/{repeat}/{version}"),
+        now,
+    )
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use serde_json::Value;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -22,7 +22,7 @@ use crate::engine::run_owners::{OwnerError, RunOwners};
 use crate::engine::runner::Runner;
 use crate::engine::schedules::plan::{self, Due};
 use crate::store::schedules::{ScheduleChange, ScheduleId, ScheduleRecord};
-use crate::store::{IdempotencyClaim, IdempotencyKey, StoreError};
+use crate::store::{IdempotencyClaim, StoreError};
 
 /// The longest sleep while there are schedules: the clock may be set, and another node may resume a paused schedule.
 const MAX_SLEEP: Duration = Duration::from_secs(10);
@@ -30,8 +30,6 @@ const MAX_SLEEP: Duration = Duration::from_secs(10);
 const REMOVAL_DELAY: Duration = Duration::from_secs(5);
 /// When a start is tried again that the store or a full queue prevented.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
-/// How long the idempotency key of a time is kept, unless its run is deleted before.
-const CLAIM_RETENTION: SignedDuration = SignedDuration::from_hours(400 * 24);
 
 pub struct Scheduler {
     runner: Runner,
@@ -315,7 +313,7 @@ impl Scheduler {
 
     /// Records that a time has passed, unless a process that was killed then had started its run. A held time still waits.
     async fn miss(&self, record: &ScheduleRecord, at: Timestamp) -> Result<(), StoreError> {
-        let key = claim_key(&record.id, at);
+        let key = claim(&record.id, at).key;
         let change = match self.runner.store().claimed_run(key).await? {
             Some(claimed) => ScheduleChange::Started {
                 at,
@@ -350,11 +348,7 @@ impl Scheduler {
         at: Timestamp,
     ) -> Result<(), StartError> {
         let handled_at = plan::handled_at(record, at, now());
-        let claim = IdempotencyClaim {
-            key: claim_key(id, at),
-            body_hash: [0; 32],
-            expires_at: now().checked_add(CLAIM_RETENTION).unwrap_or(Timestamp::MAX),
-        };
+        let claim = claim(id, at);
         let change = match self.start_run(id, schedule, Some(claim)).await {
             Ok(run) => {
                 info!(run.id = %run.id, agent = %id.agent, "Schedule {} of agent {} has started {}", id.name, id.agent, run.id);
@@ -529,12 +523,9 @@ fn may_exist(agents: &Agents, id: &ScheduleId) -> bool {
 }
 
 /// The idempotency key of a time. It does not depend on the owner, who may change.
-fn claim_key(id: &ScheduleId, at: Timestamp) -> IdempotencyKey {
-    IdempotencyKey {
-        credential: String::new(),
-        route: format!("SCHEDULE {}/{}", id.agent, id.name),
-        key: at.to_string(),
-    }
+fn claim(id: &ScheduleId, at: Timestamp) -> IdempotencyClaim {
+    let route = format!("SCHEDULE {}/{}", id.agent, id.name);
+    IdempotencyClaim::own(route, at.to_string(), now())
 }
 
 async fn wait_for_end(runner: Runner, id: RunId) -> RunId {

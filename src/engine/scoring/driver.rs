@@ -7,7 +7,6 @@ use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use jiff::tz::TimeZone;
-use jiff::{SignedDuration, Timestamp};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
@@ -20,7 +19,7 @@ use crate::engine::runner::Runner;
 use crate::engine::scoring::perform::{Scored, ScorerError, Scorers, Verdict};
 use crate::store::scores::{ScoreChange, Scoring};
 use crate::store::usage::UsageQuery;
-use crate::store::{IdempotencyClaim, IdempotencyKey, StoreError};
+use crate::store::{IdempotencyClaim, StoreError};
 
 /// Scorings at once.
 const MAX_CONCURRENT: usize = 8;
@@ -31,8 +30,6 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// How often a scorer that is not available is tried, and the first wait, which doubles.
 const MAX_ATTEMPTS: u32 = 6;
 const FIRST_RETRY: Duration = Duration::from_secs(5);
-/// How long the idempotency key of a judge's run is kept.
-const CLAIM_RETENTION: SignedDuration = SignedDuration::from_hours(400 * 24);
 
 enum Outcome {
     Scored,
@@ -262,14 +259,6 @@ impl ScoringDriver {
 }
 
 fn claim(scoring: &Scoring) -> IdempotencyClaim {
-    IdempotencyClaim {
-        key: IdempotencyKey {
-            credential: String::new(),
-            // No route of a client has such a name.
-            route: format!("SCORER {}", scoring.scorer),
-            key: scoring.run.to_string(),
-        },
-        body_hash: [0; 32],
-        expires_at: now().checked_add(CLAIM_RETENTION).unwrap_or(Timestamp::MAX),
-    }
+    let route = format!("SCORER {}", scoring.scorer);
+    IdempotencyClaim::own(route, scoring.run.to_string(), now())
 }

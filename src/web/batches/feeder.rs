@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use jiff::{SignedDuration, Timestamp};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
@@ -19,7 +18,7 @@ use crate::engine::runner::Runner;
 use crate::engine::state::period_budgets::BudgetExhausted;
 use crate::standing_task;
 use crate::store::batches::{BatchChange, LineQuery};
-use crate::store::{IdempotencyClaim, IdempotencyKey, StoreError};
+use crate::store::{IdempotencyClaim, StoreError};
 use crate::web::batches::line;
 use crate::web::state::driver_handle::DriverHandle;
 use crate::web::state::{AppState, Settings};
@@ -34,8 +33,6 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 const BUDGET_INTERVAL: Duration = Duration::from_secs(60);
 /// How long one wait for the end of a run takes at most.
 const MAX_WAIT: Duration = Duration::from_secs(3600);
-/// How long the idempotency key of a line is kept, unless its run is deleted before.
-const CLAIM_RETENTION: SignedDuration = SignedDuration::from_hours(400 * 24);
 
 pub struct Feeder {
     runner: Runner,
@@ -350,15 +347,7 @@ async fn sleep_until(time: Option<Instant>) {
 }
 
 fn claim(batch: BatchId, index: u32) -> IdempotencyClaim {
-    IdempotencyClaim {
-        key: IdempotencyKey {
-            credential: String::new(),
-            route: format!("BATCH {batch}"),
-            key: index.to_string(),
-        },
-        body_hash: [0; 32],
-        expires_at: now().checked_add(CLAIM_RETENTION).unwrap_or(Timestamp::MAX),
-    }
+    IdempotencyClaim::own(format!("BATCH {batch}"), index.to_string(), now())
 }
 
 pub async fn wait_for_end(runner: &Runner, id: RunId) {
