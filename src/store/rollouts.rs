@@ -10,18 +10,17 @@ use crate::domain::rollout::Loss;
 use crate::domain::run::RunId;
 use crate::domain::score::Moments;
 use crate::domain::variant::Variant;
-use crate::record::stored::StoredEntries;
+use crate::store::StoreError;
 use crate::store::changes::Changes;
 use crate::store::encoding::clock_skew::first_id;
 use crate::store::engine::Engine;
 use crate::store::late_events::{
-    LOCK, delivery_values, entry_values, insert_late_delivery, insert_late_entry, set_last_event,
+    LateEvent, LateReport, insert_late_delivery, insert_late_entry, is_ended, set_last_event,
 };
 use crate::store::reader::ReadMode;
 use crate::store::run_rows;
 use crate::store::sql::row::{Row, StoreResult};
 use crate::store::sql::value::{NamedValue, free_text, params, values};
-use crate::store::{NewDelivery, StoreError};
 
 /// Versions of one agent that a list has, and candidates of one that are read; the newest.
 pub const MAX_VERSIONS: u32 = 200;
@@ -121,9 +120,7 @@ pub enum RolloutChange {
     Stop {
         at: Timestamp,
         loss: Loss,
-        run: RunId,
-        entries: StoredEntries,
-        deliveries: Vec<NewDelivery>,
+        report: LateReport,
     },
     Promote(Promotion),
     /// See [`Promotion::fixed_at`]. The first time stays.
@@ -171,19 +168,21 @@ const PROMOTE: &str = "UPDATE rollouts SET promoted_at = :at, promoted_from = :f
 const FIX: &str = "UPDATE rollouts SET fixed_at = :at WHERE agent = :agent AND candidate = :candidate AND promoted_at IS NOT NULL \
      AND fixed_at IS NULL";
 
-/// Whether the candidate is not taken off yet, and nothing is written to the tree of the run any more.
+/// Whether the candidate is not taken off yet.
 macro_rules! is_stoppable {
     () => {
-        "EXISTS (SELECT 1 FROM rollouts o WHERE o.agent = :agent AND o.candidate = :candidate AND o.stopped_at IS NULL) \
-         AND EXISTS (SELECT 1 FROM runs r WHERE r.id = :run AND r.finished_at IS NOT NULL \
-         {|AND NOT EXISTS (SELECT 1 FROM trees t WHERE t.root = r.root) }\
-         AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = r.root))"
+        concat!(
+            "EXISTS (SELECT 1 FROM rollouts o WHERE o.agent = :agent AND o.candidate = :candidate AND o.stopped_at IS NULL) AND ",
+            is_ended!()
+        )
     };
 }
 
-const INSERT_ENTRY: &str = insert_late_entry!("WHERE ", is_stoppable!());
-const SET_LAST_EVENT: &str = set_last_event!(is_stoppable!());
-const INSERT_DELIVERY: &str = insert_late_delivery!(is_stoppable!());
+const STOPPED: LateEvent = LateEvent {
+    insert_entry: insert_late_entry!("WHERE ", is_stoppable!()),
+    set_last_event: set_last_event!(is_stoppable!()),
+    insert_delivery: insert_late_delivery!(is_stoppable!()),
+};
 const STOP: &str = concat!(
     "UPDATE rollouts SET stopped_at = :at, loss = :loss WHERE agent = :agent AND candidate = :candidate AND ",
     is_stoppable!()
@@ -305,31 +304,12 @@ fn changes(id: RolloutId, change: RolloutChange) -> StoreResult<Changes> {
             one(PROMOTE, with(values.into()))
         }
         RolloutChange::Fix { at } => one(FIX, with(values! {":at": at.as_millisecond()}.into())),
-        RolloutChange::Stop {
-            at,
-            loss,
-            run,
-            entries,
-            deliveries,
-        } => {
-            let of_run = |more: Vec<NamedValue<'static>>| {
-                let run = values! {":run": run, ":at": at.as_millisecond()};
-                with(run.into_iter().chain(more).collect())
+        RolloutChange::Stop { at, loss, report } => {
+            let stop = values! {
+                ":run": report.run, ":at": at.as_millisecond(), ":loss": free_text(to_json(&loss)?),
             };
-            let mut changes = Changes::default()
-                .of_tree(run)
-                .and(LOCK, values! {":root": run})
-                .and_vec(INSERT_ENTRY, of_run(entry_values(run, entries).into()))
-                .and_vec(SET_LAST_EVENT, of_run(values! {":root": run}.into()));
-            if !deliveries.is_empty() {
-                changes = changes.with_deliveries();
-            }
-            for delivery in deliveries {
-                changes =
-                    changes.and_vec(INSERT_DELIVERY, of_run(delivery_values(delivery).into()));
-            }
-            let loss = values! {":loss": free_text(to_json(&loss)?)};
-            changes.and_vec(STOP, of_run(loss.into()))
+            let changes = STOPPED.changes(report, with(Vec::new()));
+            changes.and_vec(STOP, with(stop.into()))
         }
     })
 }

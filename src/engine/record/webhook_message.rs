@@ -5,6 +5,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use serde::Serialize;
 
+use crate::domain::event::EventName;
 use crate::domain::timestamp_text;
 use crate::domain::webhook::{DeliveryId, Webhook};
 use crate::store::NewDelivery;
@@ -37,4 +38,18 @@ pub fn delivery(
         created_at: time,
         alert: None,
     }
+}
+
+/// The delivery of a message about an agent itself. A webhook without a list of events gets it too.
+pub fn of_agent(
+    webhook: Option<&Webhook>,
+    event: EventName,
+    time: Timestamp,
+    data: impl Serialize,
+) -> Vec<NewDelivery> {
+    let is_receiver = |it: &&Webhook| it.events.is_empty() || it.is_subscribed_to(event);
+    let webhook = webhook.filter(is_receiver);
+    let delivery =
+        webhook.map(|webhook| delivery(Arc::new(webhook.clone()), event.as_str(), time, data));
+    delivery.into_iter().collect()
 }

@@ -1,9 +1,7 @@
 //! Looks at the runs of rollouts again and again, and takes a candidate off that is worse.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -12,14 +10,14 @@ use crate::catalog::Entry;
 use crate::domain::event::{EventKind, EventName};
 use crate::domain::rollout::Loss;
 use crate::domain::run::{RunId, now};
-use crate::domain::webhook::Webhook;
 use crate::engine::record::{scores, webhook_message};
 use crate::engine::rollouts::comparison::{Versions, score_sums};
 use crate::engine::runner::Runner;
 use crate::engine::state::rollouts;
 use crate::engine::variants;
+use crate::store::StoreError;
+use crate::store::late_events::LateReport;
 use crate::store::rollouts::{RolloutChange, RolloutId};
-use crate::store::{NewDelivery, StoreError};
 
 /// The time between two looks.
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -119,10 +117,17 @@ impl RolloutDriver {
         };
         let change = RolloutChange::Stop {
             at,
-            run,
-            entries: scores::encode(at, event)?,
-            deliveries: deliveries(current.webhook.as_ref(), at, stopped),
             loss: loss.clone(),
+            report: LateReport {
+                run,
+                entries: scores::encode(at, event)?,
+                deliveries: webhook_message::of_agent(
+                    current.webhook.as_ref(),
+                    EventName::RolloutStopped,
+                    at,
+                    stopped,
+                ),
+            },
         };
         if store.change_rollout(id, change).await? {
             self.runner.metrics().rollout_stopped(name);
@@ -138,17 +143,6 @@ impl RolloutDriver {
         }
         self.runner.read_rollouts().await
     }
-}
-
-/// A webhook without a list of events gets it too.
-fn deliveries(webhook: Option<&Webhook>, at: Timestamp, stopped: Stopped<'_>) -> Vec<NewDelivery> {
-    let event = EventName::RolloutStopped;
-    let is_receiver = |it: &&Webhook| it.events.is_empty() || it.is_subscribed_to(event);
-    let webhook = webhook.filter(is_receiver);
-    let delivery = webhook.map(|webhook| {
-        webhook_message::delivery(Arc::new(webhook.clone()), event.as_str(), at, stopped)
-    });
-    delivery.into_iter().collect()
 }
 
 #[derive(Serialize)]
