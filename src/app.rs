@@ -51,6 +51,7 @@ use crate::tools::registry::ToolRegistry;
 use crate::web;
 use crate::web::batches::feeder::Feeder;
 use crate::web::evals::driver::EvalDriver;
+use crate::web::evals::scheduled;
 use crate::web::server::forwarded::TrustedProxies;
 use crate::web::server::listener::Timeouts;
 use crate::web::server::pending::PendingLimits;
@@ -610,6 +611,9 @@ impl Daemon {
                     .rollouts
                     .run(stop)),
                 standing_task::run("Scoring", &stop, |stop| services.scoring.run(stop)),
+                standing_task::run("Accepting scheduled evaluations", &stop, |stop| {
+                    scheduled::run(state.clone(), stop)
+                }),
                 feeder.run(stop.clone()),
                 evals.run(stop.clone())
             );

@@ -10,7 +10,9 @@ use crate::domain::agent::{Agent, is_agent_name};
 use crate::domain::calendar::time_zone;
 use crate::domain::cron::Cron;
 use crate::domain::json_schema::compiled::Mismatch;
-use crate::domain::schedule::{MAX_SCHEDULES, Missed, Overlap, Schedule, ScheduleInput};
+use crate::domain::schedule::{
+    EvalBaseline, MAX_SCHEDULES, Missed, Overlap, Schedule, ScheduleInput, ScheduledEval,
+};
 use crate::settings::document::{Problem, ProblemKind, Value};
 use crate::settings::positions::Positions;
 use crate::settings::suggestion;
@@ -63,6 +65,7 @@ fn parse_schedule(s: &mut TableReader<'_>) -> Option<Schedule> {
         false => Some(("UTC".to_owned(), TimeZone::UTC)),
     };
     let input = read_input(s, "input");
+    let eval = read_eval(s, input.is_some());
     let overlaps = [
         ("skip", Overlap::Skip),
         ("queue", Overlap::Queue),
@@ -80,10 +83,40 @@ fn parse_schedule(s: &mut TableReader<'_>) -> Option<Schedule> {
         timezone,
         zone,
         input,
+        eval,
         overlap,
         missed,
         labels,
         key,
+    })
+}
+
+fn read_eval(schedule: &mut TableReader<'_>, has_input: bool) -> Option<ScheduledEval> {
+    let node = schedule.peek("eval");
+    let of_runs = [
+        ("input", has_input),
+        ("labels", schedule.peek("labels").is_some()),
+    ];
+    for (key, is_set) in of_runs {
+        if let (true, Some(node)) = (is_set, &node) {
+            let why = format!("cannot stand beside {key}, which is for runs");
+            schedule.push_invalid(node, "eval", &why);
+        }
+    }
+    schedule.nested("eval", |eval| {
+        let has_dataset = eval.peek("dataset").is_some();
+        let dataset = eval.parsed_text("dataset", |name| match is_agent_name(name) {
+            true => Ok(name.to_owned()),
+            false => Err("must be the name of a dataset".to_owned()),
+        });
+        if node.is_some() && !has_dataset {
+            eval.push_missing("dataset", "is required: the name of a dataset");
+        }
+        let against = eval.one_of("against", &[("last", EvalBaseline::Last)]);
+        Some(ScheduledEval {
+            dataset: dataset?,
+            against,
+        })
     })
 }
 
@@ -109,6 +142,7 @@ pub fn check_inputs(agent: &Agent, positions: &Positions) -> Vec<Problem> {
         return Vec::new();
     }
     let schedules = agent.schedules.iter().enumerate();
+    let schedules = schedules.filter(|(_, schedule)| schedule.eval.is_none());
     let problems = schedules.filter_map(|(index, schedule)| {
         let why = check_input(agent, schedule.input.as_ref()).err()?;
         let path = format!("schedules[{index}].input");

@@ -14,6 +14,7 @@ use crate::cli::runs::view::{UNKNOWN_RUN_FORMAT, parse_run};
 use crate::cli::server::DaemonArgs;
 use crate::cli::style::Color;
 use crate::cli::table::{Cell, Column, Table};
+use crate::domain::evaluation::EvalId;
 use crate::domain::run::RunId;
 use crate::domain::terminal_text::sanitize_line;
 
@@ -23,7 +24,7 @@ const COLUMNS: [Column; 6] = [
     Column::flexible("cron"),
     Column::text("next"),
     Column::number("last"),
-    Column::text("last run"),
+    Column::text("last start"),
 ];
 
 #[derive(Debug, clap::Subcommand)]
@@ -43,7 +44,7 @@ Exit codes:
 pub enum Command {
     /// List schedules with their next time and their last run
     List(List),
-    /// Start a run of a schedule now
+    /// Start a run, or the evaluation, of a schedule now
     Trigger(Change),
     /// Let a schedule start no runs until it is resumed
     Pause(Change),
@@ -95,7 +96,8 @@ struct ScheduleView {
 #[derive(Deserialize)]
 struct LastRun {
     at: Timestamp,
-    run: RunId,
+    run: Option<RunId>,
+    eval: Option<EvalId>,
 }
 
 pub async fn schedules(command: Command) -> anyhow::Result<ExitCode> {
@@ -128,7 +130,7 @@ async fn list(args: &List) -> anyhow::Result<()> {
     for schedule in page.data {
         let schedule: ScheduleView =
             serde_json::from_value(schedule).context(UNKNOWN_RUN_FORMAT)?;
-        let last_run = schedule.last.as_ref().map(|last| last.run);
+        let last = schedule.last.as_ref();
         table.row([
             Cell::new(&schedule.agent),
             Cell::new(&schedule.name),
@@ -140,9 +142,10 @@ async fn list(args: &List) -> anyhow::Result<()> {
                     .as_ref()
                     .map_or("-".to_owned(), |last| ago(last.at, now)),
             ),
-            match last_run {
-                Some(run) => Cell::run(run),
-                None => Cell::new("-"),
+            match last.map(|last| (last.run, last.eval)) {
+                Some((Some(run), _)) => Cell::run(run),
+                Some((None, Some(eval))) => Cell::new(eval.to_string()),
+                _ => Cell::new("-"),
             },
         ]);
     }
@@ -166,6 +169,9 @@ async fn trigger(args: &Change) -> anyhow::Result<()> {
     let run = args.send("trigger").await?;
     if args.format.is_json() {
         return output::print_json(&run);
+    }
+    if let Some(eval) = run["id"].as_str().filter(|id| id.starts_with("eval_")) {
+        return output::print_line(format_args!("{} is accepted", sanitize_line(eval)));
     }
     let run = parse_run(run)?;
     output::print_line(format_args!("{} is {}", run.id, run.status.as_str()))

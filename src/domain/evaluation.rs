@@ -6,10 +6,12 @@ use std::str::FromStr;
 
 use jiff::Timestamp;
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize, Serializer};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
-use uuid::Uuid;
+use sha2::{Digest, Sha256};
+use uuid::{Builder, Uuid};
 
 use crate::domain::agent::tool_use::{ToolUse, UnknownCalls};
 use crate::domain::comparison::{Comparison, Summary};
@@ -31,6 +33,8 @@ pub const LABEL: &str = "evaluation";
 pub const SOURCE_LABEL: &str = "evaluation.source";
 /// What the version of recorded runs is called.
 pub const RECORDED: &str = "recorded";
+/// What an evaluation names that is compared with the last one.
+pub const LAST: &str = "last";
 /// Most cases that are made of recorded runs.
 pub const MAX_RECORDED_CASES: u32 = 1_000;
 /// The index of the version that is evaluated; the one that it is compared with comes after it.
@@ -45,6 +49,17 @@ pub struct EvalId(#[schemars(with = "String", regex(pattern = "^eval_[0-9a-f-]{3
 impl EvalId {
     pub fn new() -> Self {
         Self(RunId::new().0)
+    }
+}
+
+impl EvalId {
+    /// The same for the same time and seed.
+    pub fn derived(at: Timestamp, seed: &str) -> Self {
+        let digest: [u8; 32] = Sha256::digest(seed).into();
+        let mut random = [0; 10];
+        random.copy_from_slice(&digest[..10]);
+        let millis = u64::try_from(at.as_millisecond()).unwrap_or_default();
+        Self(Builder::from_unix_timestamp_millis(millis, &random).into_uuid())
     }
 }
 
@@ -72,6 +87,14 @@ impl FromStr for EvalId {
     fn from_str(text: &str) -> Result<Self, ()> {
         let uuid = text.strip_prefix("eval_").filter(|rest| rest.len() == 36);
         Uuid::try_parse(uuid.ok_or(())?).map(Self).map_err(|_| ())
+    }
+}
+
+impl<'de> Deserialize<'de> for EvalId {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse()
+            .map_err(|()| D::Error::custom("is no id of an evaluation"))
     }
 }
 
@@ -160,6 +183,12 @@ pub struct EvalRequest {
     /// Whether the old version is the recorded run of each case, for which nothing runs.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_against_recorded: bool,
+    /// The evaluation whose runs are the old version, for which nothing runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub against_eval: Option<EvalId>,
+    /// The name of the agent's schedule that has started it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<String>,
     /// Only recorded runs of this key are read; `None` if it may read all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source_owner: Option<String>,

@@ -1,5 +1,6 @@
 //! Entries of a tree's append-only event log. The store numbers an event (`seq`) when it commits it.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -9,7 +10,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::domain::approval::ArgumentsHash;
+use crate::domain::comparison::Comparison;
 use crate::domain::context::ContextStrategy;
+use crate::domain::evaluation::EvalId;
 use crate::domain::failure::Failure;
 use crate::domain::json_buffer::JsonBuffer;
 use crate::domain::message::ToolCall;
@@ -492,6 +495,16 @@ pub enum EventKind {
         /// Why.
         loss: Loss,
     },
+    /// A scheduled evaluation of the agent was worse than the one before; the run is its newest one.
+    #[serde(rename = "eval.regressed")]
+    EvalRegressed {
+        /// The evaluation.
+        eval: EvalId,
+        /// The evaluation that it is compared with.
+        against: EvalId,
+        /// The scorers whose interval of the difference lies below 0.
+        scorers: BTreeMap<String, Comparison>,
+    },
     /// The model reasons. Live only.
     #[serde(rename = "reasoning.started")]
     ReasoningStarted {
@@ -680,6 +693,7 @@ event_names! {
         ScoreAdded = "score.added",
         ScoreFailed = "score.failed",
         RolloutStopped = "rollout.stopped",
+        EvalRegressed = "eval.regressed",
     ]
     live: [
         ReasoningStarted = "reasoning.started",

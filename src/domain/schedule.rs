@@ -1,6 +1,7 @@
 //! `[[schedules]]` of an agent's file: runs that the daemon starts at times.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use jiff::tz::TimeZone;
 use schemars::JsonSchema;
@@ -8,11 +9,13 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use crate::domain::cron::Cron;
+use crate::domain::evaluation::EvalId;
+use crate::domain::run::RunId;
 
 /// Most schedules of one agent.
 pub const MAX_SCHEDULES: usize = 32;
 
-/// When an agent runs without a request.
+/// When an agent runs, or is evaluated, without a request.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[schemars(rename = "AgentSchedule")]
 pub struct Schedule {
@@ -29,6 +32,8 @@ pub struct Schedule {
     pub zone: TimeZone,
     /// The input of the runs; null means that of a run without one.
     pub input: Option<ScheduleInput>,
+    /// What is evaluated instead of a run; null for a run.
+    pub eval: Option<ScheduledEval>,
     /// What happens at a time at which the last run has not ended.
     pub overlap: Overlap,
     /// What happens to times at which the daemon did not run.
@@ -54,6 +59,42 @@ pub enum ScheduleInput {
     Text(String),
     /// An object that fits the agent's `input_schema`.
     Object(Map<String, Value>),
+}
+
+/// An evaluation with all scorers of the agent.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct ScheduledEval {
+    /// The name of the dataset.
+    pub dataset: String,
+    /// What it is compared with; null for nothing.
+    pub against: Option<EvalBaseline>,
+}
+
+/// What a scheduled evaluation is compared with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum EvalBaseline {
+    /// The last evaluation of the same version of the agent over the dataset.
+    Last,
+}
+
+/// What a schedule has started. It may be deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Started {
+    /// A run.
+    Run(RunId),
+    /// An evaluation.
+    Eval(EvalId),
+}
+
+impl fmt::Display for Started {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Run(run) => run.fmt(f),
+            Self::Eval(eval) => eval.fmt(f),
+        }
+    }
 }
 
 /// What happens at a time at which the last run of the schedule has not ended.

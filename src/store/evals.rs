@@ -18,6 +18,9 @@ use crate::store::changes::Changes;
 use crate::store::encoding::clock_skew::first_id;
 use crate::store::encoding::integers::signed;
 use crate::store::engine::Engine;
+use crate::store::late_events::{
+    LateEvent, LateReport, insert_late_delivery, insert_late_entry, is_ended, set_last_event,
+};
 use crate::store::reader::ReadMode;
 use crate::store::sql::row::{Row, StoreResult, damaged};
 use crate::store::sql::value::{NamedValue, free_text, params, values};
@@ -30,11 +33,12 @@ pub trait EvalRecords: Send + Sync + 'static {
         cases: Vec<EvalCase>,
     ) -> BoxFuture<'_, Result<(), StoreError>>;
 
-    /// Makes an evaluation of the cases that were added. `definitions` are those of its versions.
+    /// Makes an evaluation of the cases that were added; there are as many as `cases`. `definitions` are those of its versions.
     fn accept_eval(
         &self,
         eval: Evaluation,
         definitions: Vec<EvalDefinition>,
+        cases: u32,
     ) -> BoxFuture<'_, Result<(), StoreError>>;
 
     fn eval(&self, id: EvalId) -> BoxFuture<'_, Result<Option<Evaluation>, StoreError>>;
@@ -109,6 +113,8 @@ pub enum EvalChange {
         reason: Option<String>,
         result: Box<EvalResult>,
         at: Timestamp,
+        /// An event that is added to one of its runs.
+        report: Option<LateReport>,
     },
 }
 
@@ -142,7 +148,11 @@ const OF_VERSION: &str = "SELECT id FROM runs WHERE agent = :agent AND agent_ver
      ORDER BY id DESC LIMIT :limit";
 
 const INSERT_CASE: &str = "INSERT INTO eval_cases (eval, number, id, request, expected, source) \
-     VALUES (:eval, :number, :id, :request, :expected, :source)";
+     VALUES (:eval, :number, :id, :request, :expected, :source) \
+     ON CONFLICT (eval, number) DO UPDATE SET id = excluded.id, request = excluded.request, expected = excluded.expected, \
+     source = excluded.source";
+/// Of an attempt to accept an evaluation of the same id that a crash has ended.
+const DELETE_MORE_CASES: &str = "DELETE FROM eval_cases WHERE eval = :id AND number >= :cases";
 const INSERT: &str = "INSERT INTO evals (id, owner, agent, request, definitions, state, planned, ended, spent, created_at) \
      VALUES (:id, :owner, :agent, :request, :definitions, :state, :planned, 0, 0, :created_at)";
 const BEGIN: &str = "UPDATE evals SET state = :state WHERE id = :id AND finished_at IS NULL";
@@ -160,6 +170,21 @@ const CANCEL: &str =
     "UPDATE evals SET reason = coalesce(reason, :reason) WHERE id = :id AND finished_at IS NULL";
 const FINISH: &str = "UPDATE evals SET state = :state, reason = :reason, result = :result, finished_at = :at \
      WHERE id = :id AND finished_at IS NULL";
+/// Whether the end of the evaluation is not recorded yet.
+macro_rules! is_finishing {
+    () => {
+        concat!(
+            "EXISTS (SELECT 1 FROM evals v WHERE v.id = :id AND v.finished_at IS NULL) AND ",
+            is_ended!()
+        )
+    };
+}
+
+const REPORTED: LateEvent = LateEvent {
+    insert_entry: insert_late_entry!("WHERE ", is_finishing!()),
+    set_last_event: set_last_event!(is_finishing!()),
+    insert_delivery: insert_late_delivery!(is_finishing!()),
+};
 const TRIM_RUNS: &str = "DELETE FROM eval_runs WHERE (eval, number, repetition, version) IN \
      (SELECT r.eval, r.number, r.repetition, r.version FROM eval_runs r JOIN evals e ON e.id = r.eval \
      WHERE e.finished_at < :before LIMIT :rows)";
@@ -190,8 +215,10 @@ impl<E: Engine> EvalRecords for E {
         &self,
         eval: Evaluation,
         definitions: Vec<EvalDefinition>,
+        cases: u32,
     ) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move {
+            let more = values! {":id": eval.id.0, ":cases": cases};
             let insert = values! {
                 ":id": eval.id.0,
                 ":owner": eval.owner,
@@ -202,7 +229,8 @@ impl<E: Engine> EvalRecords for E {
                 ":planned": signed(eval.planned),
                 ":created_at": eval.created_at.as_millisecond(),
             };
-            self.apply(Changes::one(INSERT, insert)).await
+            self.apply(Changes::one(INSERT, insert).and(DELETE_MORE_CASES, more))
+                .await
         })
     }
 
@@ -347,13 +375,15 @@ fn changes(id: EvalId, change: EvalChange) -> StoreResult<Changes> {
             reason,
             result,
             at,
-        } => Changes::one(
-            FINISH,
-            values! {
+            report,
+        } => {
+            let finish = values! {
                 ":id": id, ":state": state.as_str(), ":reason": reason.map(free_text),
                 ":result": free_text(to_json(&result)?), ":at": at.as_millisecond(),
-            },
-        ),
+            };
+            let report = report.map(|report| REPORTED.changes(report, values! {":id": id}.into()));
+            report.unwrap_or_default().and(FINISH, finish)
+        }
     })
 }
 

@@ -2,14 +2,17 @@
 
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
+use uuid::Uuid;
 
+use crate::domain::evaluation::EvalId;
 use crate::domain::run::RunId;
+use crate::domain::schedule::Started;
 use crate::store::StoreError;
 use crate::store::changes::Changes;
 use crate::store::engine::Engine;
 use crate::store::reader::ReadMode;
 use crate::store::sql::row::{Row, StoreResult};
-use crate::store::sql::value::{free_text, values};
+use crate::store::sql::value::{NamedValue, free_text, values};
 
 pub trait ScheduleRecords: Send + Sync + 'static {
     /// All that were ever seen.
@@ -40,9 +43,9 @@ pub struct ScheduleRecord {
     /// The time whose run waits for the end of the last run.
     pub held_at: Option<Timestamp>,
     pub is_paused: bool,
-    /// The time of the last run, and the run. It may be deleted.
-    pub last: Option<(Timestamp, RunId)>,
-    /// Why no run started at the last time.
+    /// The time of the last start, and what was started.
+    pub last: Option<(Timestamp, Started)>,
+    /// Why nothing started at the last time.
     pub error: Option<String>,
 }
 
@@ -52,14 +55,14 @@ pub enum ScheduleChange {
     Seen { times: String, at: Timestamp },
     /// No agent has it any more. If it comes back, it is as new, but still paused if it was.
     Removed,
-    /// A run started for a time. Times up to `handled_at` are handled: after a held time others may have been skipped.
+    /// Something started for a time. Times up to `handled_at` are handled: after a held time others may have been skipped.
     Started {
         at: Timestamp,
         handled_at: Timestamp,
-        run: RunId,
+        started: Started,
     },
-    /// A run started without a time.
-    Triggered { at: Timestamp, run: RunId },
+    /// Something started without a time.
+    Triggered { at: Timestamp, started: Started },
     /// No run started for a time: it is held, or there is an error, or the last run has not ended.
     Skipped {
         at: Timestamp,
@@ -70,7 +73,7 @@ pub enum ScheduleChange {
     Paused { is_paused: bool, at: Timestamp },
 }
 
-const LIST: &str = "SELECT agent, name, times, handled_at, held_at, is_paused, last_at, last_run, error FROM schedules \
+const LIST: &str = "SELECT agent, name, times, handled_at, held_at, is_paused, last_at, last_run, last_eval, error FROM schedules \
      ORDER BY agent, name";
 
 /// A condition: this node is the leader. It stays so until the commit, because the transaction has locked the node's row.
@@ -90,12 +93,12 @@ const MARK_REMOVED: &str = concat!(
     as_leader!()
 );
 /// The error stays if it is that of a later time.
-const RECORD_RUN: &str = concat!(
-    "UPDATE schedules SET handled_at = :handled_at::bigint, held_at = NULL, last_at = :at::bigint, last_run = :run, \
+const RECORD_START: &str = concat!(
+    "UPDATE schedules SET handled_at = :handled_at::bigint, held_at = NULL, last_at = :at::bigint, last_run = :run, last_eval = :eval, \
      error = CASE WHEN :handled_at::bigint > :at::bigint THEN error END WHERE agent = :agent AND name = :name",
     as_leader!()
 );
-const RECORD_TRIGGERED_RUN: &str = "UPDATE schedules SET last_at = :at, last_run = :run, error = NULL \
+const RECORD_TRIGGERED: &str = "UPDATE schedules SET last_at = :at, last_run = :run, last_eval = :eval, error = NULL \
      WHERE agent = :agent AND name = :name";
 const SKIP: &str = concat!(
     "UPDATE schedules SET handled_at = :at, held_at = :held_at, error = :error \
@@ -125,17 +128,15 @@ impl<E: Engine> ScheduleRecords for E {
             ScheduleChange::Started {
                 at,
                 handled_at,
-                run,
-            } => Changes::one(
-                RECORD_RUN,
-                values! {
-                    ":at": at.as_second(), ":handled_at": handled_at.as_second(), ":run": run,
-                },
-            ),
-            ScheduleChange::Triggered { at, run } => Changes::one(
-                RECORD_TRIGGERED_RUN,
-                values! {":at": at.as_second(), ":run": run},
-            ),
+                started,
+            } => {
+                let handled_at = values! {":handled_at": handled_at.as_second()};
+                let values = start_values(at, started).into_iter().chain(handled_at);
+                Changes::default().and_vec(RECORD_START, values.collect())
+            }
+            ScheduleChange::Triggered { at, started } => {
+                Changes::one(RECORD_TRIGGERED, start_values(at, started))
+            }
             ScheduleChange::Skipped { at, held_at, error } => Changes::one(
                 SKIP,
                 values! {
@@ -156,11 +157,25 @@ impl<E: Engine> ScheduleRecords for E {
     }
 }
 
+fn start_values(at: Timestamp, started: Started) -> [NamedValue<'static>; 3] {
+    let (run, eval) = match started {
+        Started::Run(run) => (Some(run), None),
+        Started::Eval(eval) => (None, Some(eval.0)),
+    };
+    values! {":at": at.as_second(), ":run": run, ":eval": eval}
+}
+
 fn record(row: &Row<'_>) -> StoreResult<ScheduleRecord> {
     let time = |second| Timestamp::from_second(second).unwrap_or_default();
     let last_at: Option<i64> = row.get("last_at")?;
     let last = match last_at {
-        Some(at) => Some((time(at), row.get("last_run")?)),
+        Some(at) => {
+            let run: Option<RunId> = row.get("last_run")?;
+            let eval: Option<Uuid> = row.get("last_eval")?;
+            let eval = || eval.map(|id| Started::Eval(EvalId(id)));
+            let started = run.map(Started::Run).or_else(eval);
+            started.map(|started| (time(at), started))
+        }
         None => None,
     };
     let held_at: Option<i64> = row.get("held_at")?;

@@ -233,6 +233,13 @@ impl Principal {
         }
     }
 
+    /// The key that owns what axed starts by itself; everybody without one.
+    pub fn of_owner(settings: &Settings, owner: Option<&str>) -> Self {
+        let mut keys = settings.keys.iter();
+        let key = owner.and_then(|owner| keys.find(|key| key.name == owner));
+        Self(key.cloned())
+    }
+
     /// The owner whose runs a list shows; `None` for all runs.
     pub fn owner_filter(&self) -> Option<&str> {
         let key = self.0.as_ref().filter(|key| !key.is_admin())?;

@@ -200,7 +200,13 @@ input = "Sum up the tickets of yesterday." # a table if there is an input_schema
 overlap = "skip"                # if the last run has not ended: skip, queue (one waits) or allow
 missed = "skip"                 # times without a daemon: skip, or once for the latest of the last day
 labels = { team = "blue" }
-key = "ada"                     # whose runs they are; unset means that only admins see them"#;
+key = "ada"                     # whose runs they are; unset means that only admins see them
+
+# An evaluation with all scorers instead of a run: if it is worse than the last one, the webhook gets eval.regressed.
+[[schedules]]
+name = "nightly"
+cron = "0 3 * * *"
+eval = { dataset = "release", against = "last" }"#;
         /// Webhooks of other services that start runs, at `POST /triggers/<agent>/<trigger>`.
         #[serde(skip)]
         pub triggers: Vec<Trigger>, ReadElsewhere, example = r#"[[triggers]]

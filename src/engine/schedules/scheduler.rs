@@ -1,4 +1,4 @@
-//! Waits for the times of schedules and starts their runs.
+//! Waits for the times of schedules and starts their runs, or has their evaluations started.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,15 +8,16 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use jiff::Timestamp;
 use serde_json::Value;
-use tokio::sync::Notify;
+use tokio::sync::{Mutex as AsyncMutex, Notify, mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::catalog::Agents;
 use crate::domain::content::Content;
+use crate::domain::evaluation::EvalId;
 use crate::domain::run::{Run, RunId, now};
-use crate::domain::schedule::{Overlap, Schedule, ScheduleInput};
+use crate::domain::schedule::{Overlap, Schedule, ScheduleInput, ScheduledEval, Started};
 use crate::engine::request::{RunRequest, StartError};
 use crate::engine::run_owners::{OwnerError, RunOwners};
 use crate::engine::runner::Runner;
@@ -39,6 +40,26 @@ pub struct Scheduler {
     absent_since: Mutex<HashMap<ScheduleId, Instant>>,
     /// The last start of a schedule that failed and was to be tried again.
     failed_starts: Mutex<HashMap<ScheduleId, FailedStart>>,
+    due_evals: (mpsc::Sender<DueEval>, AsyncMutex<mpsc::Receiver<DueEval>>),
+}
+
+/// An evaluation that is to be accepted, unless one with this id is.
+pub struct DueEval {
+    pub id: EvalId,
+    pub agent: String,
+    pub schedule: String,
+    pub eval: ScheduledEval,
+    pub owner: Option<String>,
+    pub accepted: oneshot::Sender<Result<(), EvalRefusal>>,
+}
+
+/// Why an evaluation is not accepted.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{why}")]
+pub struct EvalRefusal {
+    pub why: String,
+    /// Whether it may be accepted a moment later.
+    pub is_temporary: bool,
 }
 
 /// Why no run could start at a time.
@@ -59,13 +80,49 @@ pub struct ScheduleState {
     pub next: Option<Timestamp>,
 }
 
-/// Why a schedule could not be triggered.
+/// What a client has triggered.
+pub enum Triggered {
+    Run(Arc<Run>),
+    Eval(EvalId),
+}
+
+impl Triggered {
+    fn started(&self) -> Started {
+        match self {
+            Self::Run(run) => Started::Run(run.id),
+            Self::Eval(eval) => Started::Eval(*eval),
+        }
+    }
+}
+
+/// Why a schedule could not start anything.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum TriggerError {
     #[error("no run can start: {0}")]
     Owner(#[from] OwnerError),
     #[error(transparent)]
     Start(#[from] StartError),
+    #[error("no evaluation can start: {0}")]
+    Eval(#[from] EvalRefusal),
+}
+
+impl From<StoreError> for TriggerError {
+    fn from(error: StoreError) -> Self {
+        Self::Start(StartError::Store(error))
+    }
+}
+
+impl TriggerError {
+    fn is_temporary(&self) -> bool {
+        match self {
+            Self::Owner(_) => false,
+            Self::Start(error) => matches!(
+                error,
+                StartError::Store(_) | StartError::Draining | StartError::QueueFull(_)
+            ),
+            Self::Eval(refusal) => refusal.is_temporary,
+        }
+    }
 }
 
 /// Ends of runs that schedules wait for.
@@ -83,17 +140,32 @@ impl Pass {
     fn wake_in(&mut self, sleep: Duration) {
         self.next = Some(self.next.map_or(sleep, |next| next.min(sleep)));
     }
+
+    /// The end of an evaluation is found by the next pass.
+    fn wait_for(&mut self, last: Started) {
+        match last {
+            Started::Run(run) => self.awaited.push(run),
+            Started::Eval(_) => self.wake_in(MAX_SLEEP),
+        }
+    }
 }
 
 impl Scheduler {
     pub fn new(runner: Runner, owners: RunOwners) -> Self {
+        let (sender, receiver) = mpsc::channel(1);
         Self {
             runner,
             owners,
             changed: Notify::new(),
             absent_since: Mutex::default(),
             failed_starts: Mutex::default(),
+            due_evals: (sender, AsyncMutex::new(receiver)),
         }
+    }
+
+    /// The next evaluation that is to be accepted.
+    pub async fn due_eval(&self) -> Option<DueEval> {
+        self.due_evals.1.lock().await.recv().await
     }
 
     pub fn owners(&self) -> &RunOwners {
@@ -218,7 +290,7 @@ impl Scheduler {
         schedule: &Schedule,
         record: Option<&ScheduleRecord>,
         pass: &mut Pass,
-    ) -> Result<(), StartError> {
+    ) -> Result<(), TriggerError> {
         let now = now();
         let times = schedule.times();
         let Some(record) = record.filter(|record| record.times == times) else {
@@ -236,7 +308,7 @@ impl Scheduler {
         };
         if let Some(held) = record.held_at {
             match running {
-                Some(run) => pass.awaited.push(run),
+                Some(last) => pass.wait_for(last),
                 None => {
                     self.start(id, schedule, record, held).await?;
                     // Then the run that started now is the last one.
@@ -263,10 +335,11 @@ impl Scheduler {
                 self.remember(id, at, started.as_ref().err());
                 started?;
             }
-            (Some(Due::Start(at)), Some(run)) => {
-                self.overlap(id, schedule, record, at, run).await?;
-                pass.awaited
-                    .extend((schedule.overlap == Overlap::Queue).then_some(run));
+            (Some(Due::Start(at)), Some(last)) => {
+                self.overlap(id, schedule, record, at, last).await?;
+                if schedule.overlap == Overlap::Queue {
+                    pass.wait_for(last);
+                }
             }
         }
         if let Some(next) = schedule.cron.next(&schedule.zone, now) {
@@ -277,7 +350,7 @@ impl Scheduler {
     }
 
     /// Remembers why the start of a time failed, until it or another one succeeds.
-    fn remember(&self, id: &ScheduleId, at: Timestamp, error: Option<&StartError>) {
+    fn remember(&self, id: &ScheduleId, at: Timestamp, error: Option<&TriggerError>) {
         let mut failed_starts = self.failed_starts();
         match error.map(ToString::to_string) {
             Some(error) => drop(failed_starts.insert(id.clone(), FailedStart { at, error })),
@@ -285,13 +358,23 @@ impl Scheduler {
         }
     }
 
-    /// The last run of a schedule, if it has not ended.
-    async fn unfinished(&self, record: &ScheduleRecord) -> Result<Option<RunId>, StoreError> {
-        let Some((_, id)) = record.last else {
+    /// What a schedule has started last, if it has not ended.
+    async fn unfinished(&self, record: &ScheduleRecord) -> Result<Option<Started>, StoreError> {
+        let Some((_, last)) = record.last else {
             return Ok(None);
         };
-        let run = self.runner.store().run(id).await?;
-        Ok(run.filter(|run| !run.status.is_terminal()).map(|_| id))
+        let store = self.runner.store();
+        let is_unfinished = match last {
+            Started::Run(id) => store
+                .run(id)
+                .await?
+                .is_some_and(|it| !it.status.is_terminal()),
+            Started::Eval(id) => store
+                .eval(id)
+                .await?
+                .is_some_and(|it| it.finished_at.is_none()),
+        };
+        Ok(is_unfinished.then_some(last))
     }
 
     /// Skips or holds a time at which the last run has not ended. One time is held at most.
@@ -301,11 +384,11 @@ impl Scheduler {
         schedule: &Schedule,
         record: &ScheduleRecord,
         at: Timestamp,
-        run: RunId,
+        last: Started,
     ) -> Result<(), StoreError> {
         let is_held = schedule.overlap == Overlap::Queue && record.held_at.is_none();
         let held_at = if is_held { Some(at) } else { record.held_at };
-        let why = || format!("{run} had not ended");
+        let why = || format!("{last} had not ended");
         let error = (!is_held).then(why);
         let change = ScheduleChange::Skipped { at, held_at, error };
         self.change(id, change).await
@@ -313,12 +396,18 @@ impl Scheduler {
 
     /// Records that a time has passed, unless a process that was killed then had started its run. A held time still waits.
     async fn miss(&self, record: &ScheduleRecord, at: Timestamp) -> Result<(), StoreError> {
-        let key = claim(&record.id, at).key;
-        let change = match self.runner.store().claimed_run(key).await? {
-            Some(claimed) => ScheduleChange::Started {
+        let store = self.runner.store();
+        let claimed = store.claimed_run(claim(&record.id, at).key).await?;
+        let mut started = claimed.map(|claimed| Started::Run(claimed.run));
+        if started.is_none() {
+            let eval = store.eval(eval_id(&record.id, at)).await?;
+            started = eval.map(|eval| Started::Eval(eval.id));
+        }
+        let change = match started {
+            Some(started) => ScheduleChange::Started {
                 at,
                 handled_at: at,
-                run: claimed.run,
+                started,
             },
             None => ScheduleChange::Skipped {
                 at,
@@ -339,35 +428,40 @@ impl Scheduler {
         }
     }
 
-    /// Starts the run of a time. An error is one after which the start is to be tried again.
+    /// Starts the run or the evaluation of a time. An error is one after which the start is to be tried again.
     async fn start(
         &self,
         id: &ScheduleId,
         schedule: &Schedule,
         record: &ScheduleRecord,
         at: Timestamp,
-    ) -> Result<(), StartError> {
+    ) -> Result<(), TriggerError> {
         let handled_at = plan::handled_at(record, at, now());
-        let claim = claim(id, at);
-        let change = match self.start_run(id, schedule, Some(claim)).await {
-            Ok(run) => {
-                info!(run.id = %run.id, agent = %id.agent, "Schedule {} of agent {} has started {}", id.name, id.agent, run.id);
+        let started = match &schedule.eval {
+            None => self.start_run(id, schedule, Some(claim(id, at))).await,
+            Some(eval) => {
+                let eval = self.start_eval(id, schedule, eval, eval_id(id, at)).await;
+                eval.map(Triggered::Eval)
+            }
+        };
+        let change = match started {
+            Ok(triggered) => {
+                let started = triggered.started();
+                info!(agent = %id.agent, "Schedule {} of agent {} has started {started}", id.name, id.agent);
                 ScheduleChange::Started {
                     at,
                     handled_at,
-                    run: run.id,
+                    started,
                 }
             }
             Err(TriggerError::Start(StartError::Store(StoreError::AlreadyClaimed(claimed)))) => {
                 ScheduleChange::Started {
                     at,
                     handled_at,
-                    run: claimed.run,
+                    started: Started::Run(claimed.run),
                 }
             }
-            Err(TriggerError::Start(
-                error @ (StartError::Store(_) | StartError::Draining | StartError::QueueFull(_)),
-            )) => return Err(error),
+            Err(error) if error.is_temporary() => return Err(error),
             Err(error) => {
                 warn!(agent = %id.agent, error = %error, "Schedule {} of agent {} starts no run at {at}: {error}", id.name, id.agent);
                 ScheduleChange::Skipped {
@@ -385,7 +479,7 @@ impl Scheduler {
         id: &ScheduleId,
         schedule: &Schedule,
         claim: Option<IdempotencyClaim>,
-    ) -> Result<Arc<Run>, TriggerError> {
+    ) -> Result<Triggered, TriggerError> {
         let is_object_input = matches!(schedule.input, Some(ScheduleInput::Object(_)));
         let input = schedule.input.as_ref().map(|input| match input {
             ScheduleInput::Text(text) => Content::from(text.clone()),
@@ -402,7 +496,30 @@ impl Scheduler {
             claim,
             ..RunRequest::default()
         };
-        Ok(Box::pin(self.runner.start(request)).await?)
+        Ok(Triggered::Run(Box::pin(self.runner.start(request)).await?))
+    }
+
+    /// Has an evaluation accepted under this id.
+    async fn start_eval(
+        &self,
+        id: &ScheduleId,
+        schedule: &Schedule,
+        eval: &ScheduledEval,
+        eval_id: EvalId,
+    ) -> Result<EvalId, TriggerError> {
+        let (accepted, answer) = oneshot::channel();
+        let due = DueEval {
+            id: eval_id,
+            agent: id.agent.clone(),
+            schedule: id.name.clone(),
+            eval: eval.clone(),
+            owner: self.owners.owner(&id.agent, schedule.key.as_deref())?,
+            accepted,
+        };
+        // The receiver stays as long as this scheduler.
+        let _ = self.due_evals.0.send(due).await;
+        let answer = answer.await.map_err(|_| StartError::Draining)?;
+        Ok(answer.map(|()| eval_id)?)
     }
 
     /// All schedules of agents with a definition, by agent and in the order of the file.
@@ -433,25 +550,29 @@ impl Scheduler {
         Ok(states.find(|state| state.agent == id.agent && state.schedule.name == id.name))
     }
 
-    /// Starts a run of a schedule now, whatever its times, even if it is paused.
+    /// Starts a run, or an evaluation, of a schedule now, whatever its times, even if it is paused.
     pub async fn trigger(
         &self,
         state: &ScheduleState,
         claim: Option<IdempotencyClaim>,
-    ) -> Result<Arc<Run>, TriggerError> {
-        let id = state.id();
-        let run = self.start_run(&id, &state.schedule, claim).await?;
-        let change = ScheduleChange::Triggered {
-            at: run.created_at,
-            run: run.id,
+    ) -> Result<Triggered, TriggerError> {
+        let (id, schedule) = (state.id(), &state.schedule);
+        let triggered = match &schedule.eval {
+            None => self.start_run(&id, schedule, claim).await?,
+            Some(eval) => {
+                let eval = self.start_eval(&id, schedule, eval, EvalId::new()).await?;
+                Triggered::Eval(eval)
+            }
         };
+        let started = triggered.started();
+        let change = ScheduleChange::Triggered { at: now(), started };
         for change in seen_first(state).into_iter().chain([change]) {
-            // The run is in the record: that it is not shown as the last one is no reason to say that it did not start.
+            // It is in the record: that it is not shown as the last one is no reason to say that it did not start.
             if let Err(error) = self.change(&id, change).await {
-                warn!(run.id = %run.id, error = %error, "{} is not recorded as a run of schedule {}: {error}", run.id, id.name);
+                warn!(error = %error, "{started} is not recorded as the last start of schedule {}: {error}", id.name);
             }
         }
-        Ok(run)
+        Ok(triggered)
     }
 
     /// Pauses or resumes a schedule. Times in between are not missed.
@@ -520,6 +641,11 @@ fn may_exist(agents: &Agents, id: &ScheduleId) -> bool {
         let mut schedules = agent.schedules.iter();
         schedules.any(|it| it.name == id.name)
     })
+}
+
+/// The id of the evaluation that a time starts.
+fn eval_id(id: &ScheduleId, at: Timestamp) -> EvalId {
+    EvalId::derived(at, &format!("{} {}", id.agent, id.name))
 }
 
 /// The idempotency key of a time. It does not depend on the owner, who may change.

@@ -68,7 +68,7 @@ tables! {
     usage_days { Int: start series; Bytes: sums; } + { writer: Id }
     budget_usage { Text: budget; Int: quarter tokens cost; } + { writer: Id }
     budget_alerts { Text: budget; Int: period share; }
-    schedules { Text: agent name times; Int: handled_at held_at last_at; Flag: is_paused; Id: last_run; FreeText: error; }
+    schedules { Text: agent name times; Int: handled_at held_at last_at; Flag: is_paused; Id: last_run last_eval; FreeText: error; }
     rollouts {
         Text: agent candidate promoted_from promoted_version; Int: started_at percent file_percent stopped_at promoted_at fixed_at;
         FreeText: baseline loss promoted_text;

@@ -260,6 +260,7 @@ CREATE TABLE schedules (
   is_paused boolean NOT NULL,
   last_at bigint,
   last_run uuid,
+  last_eval uuid,
   error bytea,
   PRIMARY KEY (agent, name)
 );

@@ -250,6 +250,7 @@ CREATE TABLE schedules (
   is_paused INTEGER NOT NULL,
   last_at INTEGER,
   last_run BLOB,
+  last_eval BLOB,
   error TEXT,
   PRIMARY KEY (agent, name)
 ) WITHOUT ROWID;

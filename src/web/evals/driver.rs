@@ -1,20 +1,25 @@
 //! Starts the runs of evaluations, a few at a time and behind live work, has them scored, and records what they show.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use jiff::Timestamp;
+use serde::Serialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::domain::agent::tool_use::{EvalTools, ToolUse};
+use crate::domain::comparison::Comparison;
 use crate::domain::counted::counted;
 use crate::domain::evaluation::{
-    self, CaseEnd, CaseOutcome, EvalCase, EvalId, EvalSlot, EvalState, Evaluation,
+    self, CaseEnd, CaseOutcome, EvalCase, EvalId, EvalResult, EvalRun, EvalSlot, EvalState,
+    Evaluation,
 };
+use crate::domain::event::{EventKind, EventName};
 use crate::domain::failure::FailureCode;
 use crate::domain::gate::Gate;
 use crate::domain::run::{Run, RunId, Status, now};
@@ -26,6 +31,7 @@ use crate::engine::evals::divergence;
 use crate::engine::evals::plan::{self, Spending};
 use crate::engine::evals::result::{self, Measured};
 use crate::engine::evals::scoring::{self, CaseRun};
+use crate::engine::record::{scores, webhook_message};
 use crate::engine::request::{RunRequest, StartError};
 use crate::engine::runner::Runner;
 use crate::engine::scoring::perform::Scorers;
@@ -33,6 +39,7 @@ use crate::engine::state::pinned_agents::PinnedRoot;
 use crate::standing_task;
 use crate::store::StoreError;
 use crate::store::evals::EvalChange;
+use crate::store::late_events::LateReport;
 use crate::web::batches::feeder::{retried, wait_for_end};
 use crate::web::batches::line;
 use crate::web::evals::queue::{Pending, Queue};
@@ -66,6 +73,8 @@ struct Drive {
     /// The root of each version.
     roots: Vec<PinnedRoot>,
     scorers: Vec<Scorer>,
+    /// The ended runs of the evaluation that it is compared with, by case and repetition.
+    earlier: HashMap<(String, u32), EvalRun>,
     token: CancellationToken,
 }
 
@@ -204,12 +213,31 @@ impl EvalDriver {
                 .await
                 .map_err(|error| error.to_string())?,
         };
+        let earlier = match eval.request.against_eval {
+            Some(earlier) => self.ended_runs(earlier).await,
+            None => HashMap::new(),
+        };
         Ok(Drive {
             eval,
             roots,
             scorers,
+            earlier,
             token,
         })
+    }
+
+    async fn ended_runs(&self, id: EvalId) -> HashMap<(String, u32), EvalRun> {
+        let store = self.runner.store();
+        let case_ids = retried(|| store.eval_case_ids(id)).await;
+        let runs = retried(|| store.eval_runs(id, 0..u32::MAX)).await;
+        let runs = runs
+            .into_iter()
+            .filter(|run| run.slot.version == evaluation::NEW);
+        let named = runs.filter_map(|run| {
+            let case = case_ids.get(run.slot.case as usize)?;
+            Some(((case.clone(), run.slot.repeat), run))
+        });
+        named.collect()
     }
 
     /// Has each run start and end, until the last one, the budget's end or the cancel. Returns how the evaluation ends.
@@ -322,8 +350,14 @@ impl EvalDriver {
         _permit: OwnedSemaphorePermit,
     ) -> Settled {
         let Pending { slot, case, run } = pending;
-        if drive.eval.request.is_against_recorded && slot.version == evaluation::OLD {
-            let end = self.recorded_end(drive, slot, &case).await;
+        let request = &drive.eval.request;
+        if slot.version == evaluation::OLD
+            && (request.is_against_recorded || request.against_eval.is_some())
+        {
+            let end = match request.is_against_recorded {
+                true => self.recorded_end(drive, slot, &case).await,
+                false => self.earlier_end(drive, slot, &case).await,
+            };
             return self.record_end(drive, slot, end).await;
         }
         let started = match run {
@@ -465,6 +499,23 @@ impl EvalDriver {
         }
     }
 
+    /// How the run of the case ended in the evaluation that this one is compared with. It is paid for.
+    async fn earlier_end(&self, drive: &Drive, slot: EvalSlot, case: &EvalCase) -> CaseEnd {
+        let earlier = drive.earlier.get(&(case.id.clone(), slot.repeat));
+        let Some(earlier) = earlier else {
+            return CaseEnd::failed(SOURCE_NOT_FOUND);
+        };
+        if let Some(run) = earlier.run {
+            self.record_start(drive.eval.id, slot, run).await;
+        }
+        let end = earlier.end.clone();
+        CaseEnd {
+            is_recorded: true,
+            scoring_cost: Cost::default(),
+            ..end.unwrap_or_else(|| CaseEnd::failed(SOURCE_NOT_FOUND))
+        }
+    }
+
     async fn record_start(&self, eval: EvalId, slot: EvalSlot, run: RunId) -> RunId {
         let change = EvalChange::Started { slot, run };
         retried(|| self.runner.store().change_eval(eval, change.clone())).await;
@@ -556,8 +607,10 @@ impl EvalDriver {
         };
         let runs = retried(|| store.eval_runs(id, 0..u32::MAX)).await;
         let case_ids = retried(|| store.eval_case_ids(id)).await;
+        let at = now();
+        let newest = newest_completed(&runs);
+        let request = eval.request.clone();
         let measured = run_blocking(move || {
-            let request = &eval.request;
             let gates = request
                 .gates
                 .iter()
@@ -571,14 +624,88 @@ impl EvalDriver {
                 gates: &gates,
             })
         });
+        let result = measured.await;
+        let report = match newest {
+            Some(run) if state == EvalState::Completed => self.regression(&eval, &result, run, at),
+            _ => None,
+        };
         let change = EvalChange::Finish {
             state,
             reason,
-            result: Box::new(measured.await),
-            at: now(),
+            result: Box::new(result),
+            at,
+            report,
         };
         retried(|| store.change_eval(id, change.clone())).await;
     }
+
+    /// What is reported of a scheduled evaluation that is worse than the one before.
+    fn regression(
+        &self,
+        eval: &Evaluation,
+        result: &EvalResult,
+        run: RunId,
+        at: Timestamp,
+    ) -> Option<LateReport> {
+        let (schedule, against) = (eval.request.schedule.as_ref()?, eval.request.against_eval?);
+        let scorers = result.scorers.iter();
+        let worse = scorers.filter(|(_, it)| it.comparison.high.is_some_and(|high| high < 0.0));
+        let scorers: BTreeMap<String, Comparison> = worse
+            .map(|(name, it)| (name.clone(), it.comparison.clone()))
+            .collect();
+        if scorers.is_empty() {
+            return None;
+        }
+        let names: Vec<&str> = scorers.keys().map(String::as_str).collect();
+        warn!(
+            agent = %eval.agent,
+            "{}, of schedule {schedule} of agent {}, is worse than {against}: {}", eval.id, eval.agent, names.join(", ")
+        );
+        let data = Regressed {
+            agent: &eval.agent,
+            schedule,
+            eval: eval.id,
+            against,
+            run,
+            scorers: &scorers,
+        };
+        let agents = self.runner.catalog().current();
+        let webhook = agents
+            .get(&eval.agent)
+            .ok()
+            .and_then(|it| it.webhook.as_ref());
+        let deliveries = webhook_message::of_agent(webhook, EventName::EvalRegressed, at, data);
+        let event = EventKind::EvalRegressed {
+            eval: eval.id,
+            against,
+            scorers: scorers.clone(),
+        };
+        Some(LateReport {
+            run,
+            entries: scores::encode(at, event).ok()?,
+            deliveries,
+        })
+    }
+}
+
+#[derive(Serialize)]
+struct Regressed<'e> {
+    agent: &'e str,
+    schedule: &'e str,
+    eval: EvalId,
+    against: EvalId,
+    /// The newest run of the evaluation.
+    run: RunId,
+    scorers: &'e BTreeMap<String, Comparison>,
+}
+
+fn newest_completed(runs: &[EvalRun]) -> Option<RunId> {
+    let new = runs
+        .iter()
+        .filter(|run| run.slot.version == evaluation::NEW);
+    let is_completed = |end: &CaseEnd| end.outcome == CaseOutcome::Completed;
+    let completed = new.filter(|run| run.end.as_ref().is_some_and(is_completed));
+    completed.filter_map(|run| run.run).max()
 }
 
 /// Never resolves while nothing is to be admitted.

@@ -5,3 +5,4 @@ pub mod driver;
 mod queue;
 pub mod recorded_case;
 pub mod request;
+pub mod scheduled;

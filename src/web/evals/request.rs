@@ -14,28 +14,32 @@ use crate::domain::agent::tool_use::{ToolUse, UnknownCalls};
 use crate::domain::counted::counted;
 use crate::domain::dataset::{self, Case, DatasetError};
 use crate::domain::evaluation::{
-    EvalCase, EvalDefinition, EvalId, EvalRequest, EvalState, EvalVersion, Evaluation,
+    EvalCase, EvalDefinition, EvalId, EvalRequest, EvalState, EvalVersion, Evaluation, LAST,
     MAX_RECORDED_CASES, MAX_REPEAT, MAX_RUNS, MAX_SCORERS, RECORDED,
 };
 use crate::domain::gate::Gate;
 use crate::domain::ignore::Ignore;
 use crate::domain::rollout::PromotionGate;
 use crate::domain::run::{Status, are_marks, now};
+use crate::domain::schedule::EvalBaseline;
 use crate::domain::usage::Cost;
 use crate::engine::blocking::run_blocking;
 use crate::engine::evals::definitions::{self, ResolvedVersion, VersionError, VersionRef};
 use crate::engine::evals::plan;
 use crate::engine::history::tree_reads;
+use crate::engine::request::StartError;
+use crate::engine::schedules::scheduler::DueEval;
 use crate::settings::choice::Choice;
 use crate::settings::{quantity, suggestion};
 use crate::store::StoreError;
+use crate::store::evals::EvalQuery;
 use crate::store::runs::RunFilter;
 use crate::web::auth::Principal;
 use crate::web::error::{Problem, quote};
 use crate::web::evals::recorded_case;
 use crate::web::extract::path::unknown_agent;
 use crate::web::extract::run_request;
-use crate::web::problem_code::ProblemCode::AgentInvalid;
+use crate::web::problem_code::ProblemCode::{AgentInvalid, QueueFull};
 use crate::web::response::run::RunView;
 use crate::web::state::AppState;
 
@@ -45,11 +49,17 @@ const MAX_WRITE_BYTES: usize = 1 << 20;
 /// Runs of one page of the record, and the most pages that are read for cases.
 const PAGE_RUNS: usize = 50;
 const MAX_PAGES: usize = 200;
+/// Evaluations among which the last one is found.
+const MAX_EARLIER: usize = 200;
 /// Most patterns to ignore, and their length.
 const MAX_PATTERNS: usize = 16;
 const MAX_PATTERN_BYTES: usize = 500;
 /// Errors of a dataset that a problem names.
 const MAX_SHOWN_ERRORS: usize = 3;
+
+/// Evaluations of one key that have not ended.
+const MAX_UNFINISHED: usize = 100;
+const RETRY_SECONDS: u64 = 10;
 
 /// An evaluation that can be accepted.
 pub struct NewEval {
@@ -73,9 +83,14 @@ impl NewEval {
         };
         let agent = new.version.agent.clone();
         let scorers = chosen_scorers(body.scorers.as_deref(), new)?;
-        let is_against_recorded = body.is_against_recorded();
+        let is_against_recorded = body.is_against(RECORDED);
+        let earlier = match body.is_against(LAST) {
+            true => last_eval(state, principal, &new.version, &body).await?,
+            false => None,
+        };
         let gates = body.gates.unwrap_or_default();
-        check_gates(&gates, &scorers, versions.len() > 1 || is_against_recorded)?;
+        let has_old = versions.len() > 1 || is_against_recorded || earlier.is_some();
+        check_gates(&gates, &scorers, has_old)?;
         let ignore = body.ignore.unwrap_or_default();
         check_ignore(&ignore)?;
         let budget = match body.budget {
@@ -122,6 +137,7 @@ impl NewEval {
                 version: RECORDED.to_owned(),
             });
         }
+        eval_versions.extend(earlier.as_ref().map(|_| new.version.clone()));
         let planned = runs_of_version * eval_versions.len() as u64;
         if planned > MAX_RUNS {
             let why = format!("gives {planned} runs; an evaluation has at most {MAX_RUNS}");
@@ -132,7 +148,7 @@ impl NewEval {
             mean_costs.push(definitions::mean_cost(&state.runner, &version.version.agent).await?);
         }
         let eval = Evaluation {
-            id: EvalId::new(),
+            id: body.id.unwrap_or_default(),
             owner: principal.key_name().map(str::to_owned),
             agent,
             request: EvalRequest {
@@ -144,6 +160,8 @@ impl NewEval {
                 unknown,
                 ignore,
                 is_against_recorded,
+                against_eval: earlier.map(|earlier| earlier.id),
+                schedule: body.schedule,
                 source_owner,
                 repeat,
                 budget,
@@ -195,6 +213,10 @@ pub struct EvalBody {
     cases: Option<Vec<Box<RawValue>>>,
     /// What it is compared with; null for nothing.
     against: Option<Against>,
+    #[serde(skip)]
+    id: Option<EvalId>,
+    #[serde(skip)]
+    schedule: Option<String>,
     /// The names of scorers in the new version's file; null for all of them.
     #[schemars(length(max = 32))]
     scorers: Option<Vec<String>>,
@@ -221,6 +243,19 @@ pub struct EvalBody {
 }
 
 impl EvalBody {
+    /// The evaluation of a schedule: it has this id.
+    pub fn of_schedule(due: &DueEval) -> Self {
+        let against = due.eval.against.map(|EvalBaseline::Last| LAST.to_owned());
+        Self {
+            agent: Some(due.agent.clone()),
+            dataset: Some(due.eval.dataset.clone()),
+            against: against.map(Against::Name),
+            id: Some(due.id),
+            schedule: Some(due.schedule.clone()),
+            ..Self::default()
+        }
+    }
+
     /// The evaluation of a gate: what the text defines against the agent as it is.
     pub fn of_gate(agent: &str, text: &str, gate: &PromotionGate) -> Self {
         Self {
@@ -234,8 +269,8 @@ impl EvalBody {
     }
 }
 
-/// The name of an agent, `sha256:` and the digest of a file that the agent had, `recorded` for the runs that the cases come from, or
-/// the text of a file.
+/// The name of an agent, `sha256:` and the digest of a file that the agent had, `recorded` for the runs that the cases come from, `last`
+/// for the last completed evaluation of the same version over the same dataset, or the text of a file.
 #[derive(Deserialize, JsonSchema)]
 #[schemars(inline)]
 #[serde(untagged)]
@@ -254,8 +289,8 @@ struct AgainstText {
 }
 
 impl EvalBody {
-    fn is_against_recorded(&self) -> bool {
-        matches!(&self.against, Some(Against::Name(name)) if name == RECORDED)
+    fn is_against(&self, expected: &str) -> bool {
+        matches!(&self.against, Some(Against::Name(name)) if name == expected)
     }
 }
 
@@ -300,7 +335,7 @@ async fn versions(
     let agent = versions[0].version.agent.clone();
     let old = match &body.against {
         None => return Ok(versions),
-        Some(Against::Name(_)) if body.is_against_recorded() => return Ok(versions),
+        Some(Against::Name(name)) if name == RECORDED || name == LAST => return Ok(versions),
         Some(Against::Text(text)) => ("/against/definition", VersionRef::Text(&text.definition)),
         Some(Against::Name(version)) if version.starts_with("sha256:") => {
             let agent = &agent;
@@ -313,6 +348,36 @@ async fn versions(
     };
     versions.push(resolve(state, principal, old, simulator).await?);
     Ok(versions)
+}
+
+/// The newest completed evaluation of the same version over the same dataset; `None` if there is none among the newest of the agent.
+async fn last_eval(
+    state: &AppState,
+    principal: &Principal,
+    version: &EvalVersion,
+    body: &EvalBody,
+) -> Result<Option<Evaluation>, Problem> {
+    if body.dataset.is_none() {
+        let why = "is last, which needs a dataset";
+        return Err(Problem::invalid_field("/against", why));
+    }
+    let query = EvalQuery {
+        owner: principal.owner_filter().map(str::to_owned),
+        agent: Some(version.agent.clone()),
+        before: None,
+        limit: MAX_EARLIER,
+    };
+    let mut evals = state.runner.store().evals(query).await?.into_iter();
+    Ok(evals.find(|eval| {
+        let request = &eval.request;
+        eval.state == EvalState::Completed
+            && request.dataset == body.dataset
+            && request.versions.first() == Some(version)
+            && body
+                .tools
+                .as_ref()
+                .is_none_or(|tools| tools == request.tools.as_str())
+    }))
 }
 
 fn check_agent(state: &AppState, principal: &Principal, agent: &str) -> Result<(), Problem> {
@@ -630,6 +695,27 @@ fn describe(errors: &[DatasetError]) -> String {
     texts.join("; ")
 }
 
+/// Whether an evaluation can be accepted now.
+pub async fn check_accepts(state: &AppState, principal: &Principal) -> Result<(), Problem> {
+    if state.runner.is_draining() {
+        return Err(StartError::Draining.into());
+    }
+    if let Some(error) = state.runner.store_error() {
+        return Err(error.into());
+    }
+    let unfinished = state.runner.store().unfinished_evals().await?;
+    let owner = principal.key_name();
+    let own = unfinished.iter().filter(|it| it.owner.as_deref() == owner);
+    match own.count() >= MAX_UNFINISHED {
+        true => Err(Problem::new(
+            QueueFull,
+            format!("{MAX_UNFINISHED} evaluations have not ended; try again later"),
+        )
+        .with_retry_after(RETRY_SECONDS)),
+        false => Ok(()),
+    }
+}
+
 async fn accept(
     state: &AppState,
     eval: Evaluation,
@@ -637,6 +723,7 @@ async fn accept(
     cases: Vec<Case>,
 ) -> Result<(), StoreError> {
     let store = state.runner.store();
+    let count = u32::try_from(cases.len()).unwrap_or(u32::MAX);
     let (id, mut part, mut bytes) = (eval.id, Vec::new(), 0);
     for (number, case) in (0..).zip(cases) {
         bytes += case.request.len();
@@ -653,7 +740,7 @@ async fn accept(
         }
     }
     store.add_eval_cases(id, part).await?;
-    store.accept_eval(eval, definitions).await?;
+    store.accept_eval(eval, definitions, count).await?;
     state.evals.wake();
     Ok(())
 }

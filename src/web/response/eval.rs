@@ -29,6 +29,8 @@ pub struct EvalView {
     pub state: EvalState,
     /// The new version, then the old one if there is one.
     pub versions: Vec<EvalVersion>,
+    /// The evaluation whose runs are the old version; null if it is compared with another one, or with nothing.
+    pub against_eval: Option<EvalId>,
     /// The name of its dataset; null if the cases are from elsewhere.
     pub dataset: Option<String>,
     /// Its cases are recorded runs since then; null if they are from elsewhere.
@@ -98,6 +100,7 @@ impl EvalView {
             agent: eval.agent,
             state: eval.state,
             versions: request.versions,
+            against_eval: request.against_eval,
             dataset: request.dataset,
             since: request.since,
             scorers: request.scorers,

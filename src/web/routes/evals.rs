@@ -16,17 +16,16 @@ use tracing::info;
 use crate::config::KeyScope::{Cancel, Read, Run};
 use crate::domain::counted::counted;
 use crate::domain::evaluation::{EvalId, Evaluation};
-use crate::engine::request::StartError;
 use crate::store::evals::{EvalChange, EvalQuery};
 use crate::web::auth::Principal;
 use crate::web::error::{Problem, quote};
-use crate::web::evals::request::{EvalBody, NewEval};
+use crate::web::evals::request::{EvalBody, NewEval, check_accepts};
 use crate::web::extract::body::JsonBody;
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::path::Params;
 use crate::web::extract::query::{Cursor, NoQuery, Query};
 use crate::web::problem_code::ProblemCode::{
-    self, AgentInvalid, AgentNotFound, Draining, EvalNotFound, InvalidField, QueueFull,
+    AgentInvalid, AgentNotFound, Draining, EvalNotFound, InvalidField, QueueFull,
 };
 use crate::web::response::eval::{CaseRunView, CaseView, CasesPage, EvalView, EvalsPage};
 use crate::web::response::json::json_response;
@@ -34,10 +33,6 @@ use crate::web::route::{Input, Route, get, post};
 use crate::web::routes::runs::{CancelRequest, PageSize};
 use crate::web::state::AppState;
 use crate::web::wait::{Prefer, Seconds};
-
-/// Evaluations of one key that have not ended.
-const MAX_UNFINISHED: usize = 100;
-const RETRY_SECONDS: u64 = 10;
 
 pub fn routes() -> Vec<Route> {
     vec![
@@ -178,33 +173,16 @@ async fn create(
     check_accepts(&state, &principal).await?;
     let eval = requested.accept(&state).await?;
     info!(agent = %eval.agent, "Accepted {} with {}", eval.id, counted(eval.planned, "run"));
-    let view = EvalView::new(eval, &links);
-    let location = HeaderValue::try_from(&view.links.itself)
-        .map_err(|error| Problem::internal(format!("no Location: {error}")))?;
-    let mut response = json_response(StatusCode::ACCEPTED, &view);
-    response.headers_mut().insert(LOCATION, location);
-    Ok(response)
+    accepted(&EvalView::new(eval, &links))
 }
 
-/// Whether an evaluation can be accepted now.
-pub async fn check_accepts(state: &AppState, principal: &Principal) -> Result<(), Problem> {
-    if state.runner.is_draining() {
-        return Err(StartError::Draining.into());
-    }
-    if let Some(error) = state.runner.store_error() {
-        return Err(error.into());
-    }
-    let unfinished = state.runner.store().unfinished_evals().await?;
-    let owner = principal.key_name();
-    let own = unfinished.iter().filter(|it| it.owner.as_deref() == owner);
-    match own.count() >= MAX_UNFINISHED {
-        true => Err(Problem::new(
-            ProblemCode::QueueFull,
-            format!("{MAX_UNFINISHED} evaluations have not ended; try again later"),
-        )
-        .with_retry_after(RETRY_SECONDS)),
-        false => Ok(()),
-    }
+/// 202 with the URL of the evaluation.
+pub fn accepted(view: &EvalView) -> Result<Response, Problem> {
+    let location = HeaderValue::try_from(&view.links.itself)
+        .map_err(|error| Problem::internal(format!("no Location: {error}")))?;
+    let mut response = json_response(StatusCode::ACCEPTED, view);
+    response.headers_mut().insert(LOCATION, location);
+    Ok(response)
 }
 
 async fn list(
@@ -369,7 +347,7 @@ pub fn example() -> Value {
             {"agent": "planner", "version": "sha256:60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11c752"},
             {"agent": "planner", "version": EXAMPLE_VERSION},
         ],
-        "dataset": "release", "since": null, "scorers": ["grounded"], "tools": "none", "unknown": "stop", "ignore": [],
+        "against_eval": null, "dataset": "release", "since": null, "scorers": ["grounded"], "tools": "none", "unknown": "stop", "ignore": [],
         "repeat": 1, "gates": ["grounded >= -0.02"], "planned": 200, "ended": 31, "estimate_usd": 1.84, "cap_usd": 5.0, "spent_usd": 0.29,
         "created_at": "2026-03-01T09:30:00.000Z", "finished_at": null, "reason": null, "result": null,
         "links": {

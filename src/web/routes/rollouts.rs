@@ -22,7 +22,7 @@ use crate::store::rollouts::VersionRuns;
 use crate::store::score_sums::{ScoreDimension, ScoreRow};
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
-use crate::web::evals::request::{EvalBody, NewEval};
+use crate::web::evals::request::{EvalBody, NewEval, check_accepts};
 use crate::web::extract::body::JsonBody;
 use crate::web::extract::link_prefix::LinkPrefix;
 use crate::web::extract::path::{AgentPath, require_agent};
@@ -332,7 +332,7 @@ async fn evaluate(
     let agent = &promotable.agent().name;
     let body = EvalBody::of_gate(agent, &promotable.text, gate);
     let requested = Box::pin(NewEval::check(state, principal, body)).await?;
-    evals::check_accepts(state, principal).await?;
+    check_accepts(state, principal).await?;
     let eval = requested.accept(state).await?;
     info!(agent = %agent, "{} decides whether the candidate of agent {agent} becomes its current version", eval.id);
     Ok(eval)

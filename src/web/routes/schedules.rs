@@ -8,13 +8,13 @@ use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 use tracing::info;
 
 use crate::config::KeyScope::{Read, Run};
-use crate::domain::run::RunId;
-use crate::domain::schedule::Schedule;
+use crate::domain::schedule::{Schedule, Started};
 use crate::domain::timestamp_text;
-use crate::engine::schedules::scheduler::{ScheduleState, TriggerError};
+use crate::engine::schedules::scheduler::{ScheduleState, TriggerError, Triggered};
 use crate::store::schedules::ScheduleId;
 use crate::web::auth::Principal;
 use crate::web::body::request_body::RequestBody;
@@ -30,10 +30,12 @@ use crate::web::problem_code::ProblemCode::{
     self, AgentInvalid, BudgetExhausted, Draining, InvalidModel, ProviderUnavailable, QueueFull,
     ScheduleNotFound,
 };
+use crate::web::response::eval::EvalView;
 use crate::web::response::json::{ListResponse, json_response};
 use crate::web::response::run::RunView;
 use crate::web::route::{Input, Route, get, post};
 use crate::web::routes::create_run::{ResponseMode, replay, respond_to_start};
+use crate::web::routes::evals;
 use crate::web::routes::pause::PauseRequest;
 use crate::web::state::AppState;
 use crate::web::wait::{Prefer, WaitQuery};
@@ -52,7 +54,8 @@ pub fn routes() -> Vec<Route> {
             .describe("trigger_schedule", "Starts a run of a schedule now")
             .details(
                 "The run has the schedule's input, labels and owner. It starts even if the schedule is paused, or its \
-                 last run has not ended. The times of the schedule stay as they are.",
+                 last run has not ended. The times of the schedule stay as they are. A schedule with `eval` starts its \
+                 evaluation: the response is that of `POST /evals`, and an `Idempotency-Key` has no effect.",
             )
             .response::<RunView<'static>>(200, "The run has ended.")
             .example(examples::run())
@@ -139,31 +142,32 @@ pub struct ScheduleView {
     #[serde(serialize_with = "timestamp_text::serialize_option")]
     #[schemars(with = "Option<Timestamp>")]
     next: Option<Timestamp>,
-    /// Its last run; null before the first.
-    last: Option<ScheduledRun>,
-    /// The last time, if no run started then.
+    /// What it has started last; null before the first.
+    last: Option<LastStart>,
+    /// The last time, if nothing started then.
     skipped: Option<SkippedTime>,
 }
 
-/// A run of a schedule.
+/// What a schedule has started.
 #[derive(Serialize, JsonSchema)]
-pub struct ScheduledRun {
-    /// The time of the schedule; if the run was triggered, when it was accepted.
+#[schemars(rename = "ScheduleStart")]
+pub struct LastStart {
+    /// The time of the schedule; if it was triggered, when it was accepted.
     #[serde(serialize_with = "timestamp_text::serialize")]
     #[schemars(with = "Timestamp")]
     at: Timestamp,
-    /// The run. It may be deleted.
-    run: RunId,
+    #[serde(flatten)]
+    started: Started,
 }
 
-/// A time of a schedule at which no run started.
+/// A time of a schedule at which nothing started.
 #[derive(Serialize, JsonSchema)]
 pub struct SkippedTime {
     /// The time of the schedule.
     #[serde(serialize_with = "timestamp_text::serialize")]
     #[schemars(with = "Timestamp")]
     at: Timestamp,
-    /// Why no run started.
+    /// Why nothing started.
     reason: String,
 }
 
@@ -186,7 +190,7 @@ impl ScheduleView {
             schedule,
             paused: is_paused,
             next,
-            last: last.map(|(at, run)| ScheduledRun { at, run }),
+            last: last.map(|(at, started)| LastStart { at, started }),
             skipped,
         }
     }
@@ -229,8 +233,17 @@ async fn trigger(
         return Box::pin(replay(&state, &links, &mode, claim, claimed)).await;
     }
     let started = match state.scheduler.trigger(&schedule, claim.clone()).await {
-        Ok(run) => Ok((run, None)),
+        Ok(Triggered::Run(run)) => Ok((run, None)),
+        Ok(Triggered::Eval(id)) => {
+            let deadline = Instant::now() + wait;
+            let eval = evals::wait_for_end(&state, id, deadline).await?;
+            return Ok(evals::accepted(&EvalView::new(eval, &links))?);
+        }
         Err(TriggerError::Start(error)) => Err(error),
+        Err(TriggerError::Eval(refusal)) => {
+            let detail = format!("no evaluation can start: {refusal}");
+            return Err(Problem::new(ProblemCode::AgentInvalid, detail));
+        }
         Err(TriggerError::Owner(error)) => {
             let detail = format!("no run can start: {error}");
             return Err(Problem::new(ProblemCode::AgentInvalid, detail));
@@ -288,7 +301,7 @@ fn can_see(principal: &Principal, state: &ScheduleState) -> bool {
 fn example() -> Value {
     json!({
         "agent": "planner", "name": "morning", "cron": "30 7 * * mon-fri", "timezone": "Europe/Berlin",
-        "input": "Sum up the tickets of yesterday.", "overlap": "skip", "missed": "once", "labels": {"team": "blue"},
+        "input": "Sum up the tickets of yesterday.", "eval": null, "overlap": "skip", "missed": "once", "labels": {"team": "blue"},
         "key": null, "paused": false, "next": "2026-03-02T06:30:00.000Z",
         "last": {"at": "2026-02-27T06:30:00.000Z", "run": examples::ROOT}, "skipped": null,
     })

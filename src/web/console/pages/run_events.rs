@@ -183,6 +183,10 @@ fn summary(kind: &EventKind) -> String {
             let of = loss.scorer.as_deref().unwrap_or("runs that do not fail");
             format!("{of}: {:+.3}", loss.difference)
         }
+        EventKind::EvalRegressed { eval, scorers, .. } => {
+            let names: Vec<&str> = scorers.keys().map(String::as_str).collect();
+            format!("{eval}: {}", names.join(", "))
+        }
         EventKind::ScoreAdded { name, value, .. } => format!("{name}: {value}"),
         EventKind::RunQueued { .. }
         | EventKind::ReasoningStarted { .. }
