@@ -6,7 +6,7 @@ from typing import Any, Literal, TypedDict, Union
 
 from typing_extensions import NotRequired
 
-from axed_client.types import ForkedFrom, Reused, RunError
+from axed_client.types import Comparison, ForkedFrom, Reused, RunError
 
 
 class _Event(TypedDict):
@@ -273,6 +273,13 @@ class RolloutStoppedEvent(_RecordedEvent):
     loss: RolloutLoss
 
 
+class EvalRegressedEvent(_RecordedEvent):
+    type: Literal["eval.regressed"]
+    eval: str
+    against: str
+    scorers: dict[str, Comparison]
+
+
 class ReasoningStartedEvent(_LiveEvent):
     type: Literal["reasoning.started"]
     turn: int
@@ -326,6 +333,7 @@ RunEvent = Union[
     ScoreAddedEvent,
     ScoreFailedEvent,
     RolloutStoppedEvent,
+    EvalRegressedEvent,
     ReasoningStartedEvent,
     ReasoningDeltaEvent,
     TextDeltaEvent,

@@ -177,10 +177,9 @@ class Summary(TypedDict):
     mean: float | None
 
 
-class ScorerResult(TypedDict):
-    """New version first; a difference is new - old."""
+class Comparison(TypedDict):
+    """A difference is new - old."""
 
-    versions: list[Summary]
     n: int
     difference: float | None
     low: float | None
@@ -190,6 +189,12 @@ class ScorerResult(TypedDict):
     losses: int
     ties: int
     needed: int | None
+
+
+class ScorerResult(Comparison):
+    """New version first."""
+
+    versions: list[Summary]
     labels: NotRequired[dict[str, list[int]]]
     errors: NotRequired[dict[str, int]]
 
@@ -243,6 +248,7 @@ class Eval(TypedDict):
     agent: str
     state: EvalState
     versions: list[EvalVersion]
+    against_eval: str | None
     dataset: str | None
     since: str | None
     scorers: list[str]

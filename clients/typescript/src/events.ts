@@ -1,6 +1,6 @@
 // The events of a run. `event.type` says which one it is, and the compiler then knows its other fields.
 
-import type { ForkedFrom, Reused, RunError } from "./types.js";
+import type { Comparison, ForkedFrom, Reused, RunError } from "./types.js";
 
 interface AnyEvent {
   run_id: string;
@@ -263,6 +263,13 @@ export interface RolloutStoppedEvent extends RecordedEvent {
   };
 }
 
+export interface EvalRegressedEvent extends RecordedEvent {
+  type: "eval.regressed";
+  eval: string;
+  against: string;
+  scorers: Record<string, Comparison>;
+}
+
 export interface ReasoningStartedEvent extends LiveEvent {
   type: "reasoning.started";
   turn: number;
@@ -316,6 +323,7 @@ export type RunEvent =
   | ScoreAddedEvent
   | ScoreFailedEvent
   | RolloutStoppedEvent
+  | EvalRegressedEvent
   | ReasoningStartedEvent
   | ReasoningDeltaEvent
   | TextDeltaEvent

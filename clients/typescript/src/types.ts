@@ -141,9 +141,8 @@ export interface Summary {
   mean: number | null;
 }
 
-/** New version first; a difference is new - old. */
-export interface ScorerResult {
-  versions: Summary[];
+/** A difference is new - old. */
+export interface Comparison {
   n: number;
   difference: number | null;
   low: number | null;
@@ -153,6 +152,11 @@ export interface ScorerResult {
   losses: number;
   ties: number;
   needed: number | null;
+}
+
+/** New version first. */
+export interface ScorerResult extends Comparison {
+  versions: Summary[];
   labels?: Record<string, number[]>;
   errors?: Record<string, number>;
 }
@@ -206,6 +210,7 @@ export interface Eval {
   agent: string;
   state: "queued" | "running" | "completed" | "stopped" | "cancelled" | "failed";
   versions: EvalVersion[];
+  against_eval: string | null;
   dataset: string | null;
   since: string | null;
   scorers: string[];

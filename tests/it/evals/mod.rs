@@ -8,6 +8,7 @@ use crate::support::provider::answer::{calls, delegates, says};
 mod backtest;
 mod kills;
 mod requests;
+mod sentinel;
 
 /// An agent with an assertion as its scorer: the answer has the word good.
 const SCORED: &str =

@@ -42,6 +42,18 @@ fn errors_name_line_key_and_field() {
             "a.toml:3:1: error: schedules[0].cron is required",
         ),
         (
+            "name = \"x\"\ncron = \"0 9 * * *\"\ninput = \"go\"\neval = { dataset = \"release\" }",
+            "a.toml:7:1: error: schedules[0].eval cannot stand beside input, which is for runs",
+        ),
+        (
+            "name = \"x\"\ncron = \"0 9 * * *\"\neval = { against = \"last\" }",
+            "a.toml:6:1: error: schedules[0].eval.dataset is required: the name of a dataset",
+        ),
+        (
+            "name = \"x\"\ncron = \"0 9 * * *\"\neval = { dataset = \"release\", against = \"first\" }",
+            "schedules[0].eval.against",
+        ),
+        (
             "name = \"x\"\ncron = \"0 25 * * *\"",
             "a.toml:5:1: error: schedules[0].cron has \"25\" as hour: it must be a number from 0 to 23",
         ),

@@ -40,7 +40,7 @@ pub fn move_back(app: &TestApp, ago: SignedDuration) {
     assert!(db.count("schedules") > 0, "no schedule was seen");
     let at = (Timestamp::now() - ago).as_second();
     db.execute(&format!(
-        "UPDATE schedules SET handled_at = {at}, last_at = NULL, last_run = NULL"
+        "UPDATE schedules SET handled_at = {at}, last_at = NULL, last_run = NULL, last_eval = NULL"
     ));
 }
 

@@ -423,8 +423,9 @@ impl EvalRecords for CrashingStore {
         &self,
         a: Evaluation,
         b: Vec<EvalDefinition>,
+        cases: u32,
     ) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.inner.accept_eval(a, b)
+        self.inner.accept_eval(a, b, cases)
     }
 
     fn eval(&self, a: EvalId) -> BoxFuture<'_, Result<Option<Evaluation>, StoreError>> {
