@@ -86,6 +86,7 @@ mod tests {
             timezone: "UTC".to_owned(),
             zone: TimeZone::UTC,
             input: None,
+            eval: None,
             overlap: Overlap::Skip,
             missed,
             labels: Default::default(),
