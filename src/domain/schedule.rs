@@ -79,13 +79,20 @@ pub enum EvalBaseline {
 }
 
 /// What a schedule has started. It may be deleted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Started {
-    /// A run.
     Run(RunId),
-    /// An evaluation.
     Eval(EvalId),
+}
+
+impl Started {
+    /// One of both.
+    pub fn ids(self) -> (Option<RunId>, Option<EvalId>) {
+        match self {
+            Self::Run(run) => (Some(run), None),
+            Self::Eval(eval) => (None, Some(eval)),
+        }
+    }
 }
 
 impl fmt::Display for Started {

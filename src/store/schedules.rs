@@ -158,11 +158,8 @@ impl<E: Engine> ScheduleRecords for E {
 }
 
 fn start_values(at: Timestamp, started: Started) -> [NamedValue<'static>; 3] {
-    let (run, eval) = match started {
-        Started::Run(run) => (Some(run), None),
-        Started::Eval(eval) => (None, Some(eval.0)),
-    };
-    values! {":at": at.as_second(), ":run": run, ":eval": eval}
+    let (run, eval) = started.ids();
+    values! {":at": at.as_second(), ":run": run, ":eval": eval.map(|eval| eval.0)}
 }
 
 fn record(row: &Row<'_>) -> StoreResult<ScheduleRecord> {

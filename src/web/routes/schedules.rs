@@ -12,6 +12,8 @@ use tokio::time::Instant;
 use tracing::info;
 
 use crate::config::KeyScope::{Read, Run};
+use crate::domain::evaluation::EvalId;
+use crate::domain::run::RunId;
 use crate::domain::schedule::{Schedule, Started};
 use crate::domain::timestamp_text;
 use crate::engine::schedules::scheduler::{ScheduleState, TriggerError, Triggered};
@@ -156,8 +158,17 @@ pub struct LastStart {
     #[serde(serialize_with = "timestamp_text::serialize")]
     #[schemars(with = "Timestamp")]
     at: Timestamp,
-    #[serde(flatten)]
-    started: Started,
+    /// The run, which may be deleted; null for an evaluation.
+    run: Option<RunId>,
+    /// The evaluation, which may be deleted; null for a run.
+    eval: Option<EvalId>,
+}
+
+impl LastStart {
+    fn new(at: Timestamp, started: Started) -> Self {
+        let (run, eval) = started.ids();
+        Self { at, run, eval }
+    }
 }
 
 /// A time of a schedule at which nothing started.
@@ -190,7 +201,7 @@ impl ScheduleView {
             schedule,
             paused: is_paused,
             next,
-            last: last.map(|(at, started)| LastStart { at, started }),
+            last: last.map(|(at, started)| LastStart::new(at, started)),
             skipped,
         }
     }
@@ -303,6 +314,6 @@ fn example() -> Value {
         "agent": "planner", "name": "morning", "cron": "30 7 * * mon-fri", "timezone": "Europe/Berlin",
         "input": "Sum up the tickets of yesterday.", "eval": null, "overlap": "skip", "missed": "once", "labels": {"team": "blue"},
         "key": null, "paused": false, "next": "2026-03-02T06:30:00.000Z",
-        "last": {"at": "2026-02-27T06:30:00.000Z", "run": examples::ROOT}, "skipped": null,
+        "last": {"at": "2026-02-27T06:30:00.000Z", "run": examples::ROOT, "eval": null}, "skipped": null,
     })
 }

@@ -42,7 +42,7 @@ async fn an_evaluation_that_is_worse_than_the_last_one_is_reported_once() {
     assert_eq!(first["scorers"], json!(["fine"]));
     let schedule = only_schedule(&app).await;
     assert_eq!(schedule["last"]["eval"], first["id"]);
-    assert_eq!(schedule["last"].get("run"), None);
+    assert_eq!(schedule["last"]["run"], Value::Null);
 
     // Nothing has changed.
     let second = triggered(&app).await;
