@@ -9,11 +9,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::domain::approval::ArgumentsHash;
 use crate::domain::comparison::Comparison;
 use crate::domain::context::ContextStrategy;
 use crate::domain::evaluation::EvalId;
 use crate::domain::failure::Failure;
+use crate::domain::input::ArgumentsHash;
 use crate::domain::json_buffer::JsonBuffer;
 use crate::domain::message::ToolCall;
 use crate::domain::rollout::Loss;

@@ -1,7 +1,6 @@
 //! Domain types, such as agents, runs, messages, events and usage. No I/O.
 
 pub mod agent;
-pub mod approval;
 pub mod attachment;
 pub mod batch;
 pub mod calendar;
@@ -22,6 +21,7 @@ pub mod glob;
 pub mod http_placement;
 pub mod http_tool;
 pub mod ignore;
+pub mod input;
 pub mod json_buffer;
 pub mod json_schema;
 pub mod lenient_json;

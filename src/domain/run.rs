@@ -10,14 +10,14 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::domain::approval::ApprovalRequest;
 use crate::domain::content::Content;
 use crate::domain::failure::Failure;
+use crate::domain::input::InputRequest;
 use crate::domain::score::RunScores;
 use crate::domain::suspension::SuspensionCause;
 use crate::domain::usage::{TreeUsage, Usage};
 use crate::domain::variant::Variant;
-use crate::domain::waiting_for::WaitingFor;
+use crate::domain::waiting_for::{Wait, WaitingFor};
 use crate::domain::warning::RunWarning;
 
 /// The deepest tree that any configuration may allow, in levels below the root.
@@ -344,10 +344,12 @@ pub struct Run {
     pub last_event: u64,
     /// What it waits for while it is `waiting`.
     pub waiting_for: Option<WaitingFor>,
+    /// Since when it waits.
+    pub waiting_since: Option<Timestamp>,
     /// What went wrong without failing it.
     pub warnings: Vec<RunWarning>,
-    /// The calls of the run and its descendants that wait for approval, as far as the store has read them.
-    pub pending_approvals: Vec<PendingApproval>,
+    /// What the run and its descendants ask people for, as far as the store has read it.
+    pub pending_inputs: Vec<PendingInput>,
     /// Why its tree is suspended. Only the process that drives it knows, and records nothing of it.
     pub suspended: Option<SuspensionCause>,
     /// Whether its texts are only their beginnings.
@@ -419,7 +421,8 @@ pub struct ReusedRun {
 
 /// A tool call that waits for approval.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
-pub struct PendingApproval {
+#[schemars(rename = "PendingApproval")]
+pub struct PendingInput {
     /// The run that made the call: decide on it there.
     pub run_id: RunId,
     /// The root of the run's tree.
@@ -427,7 +430,7 @@ pub struct PendingApproval {
     /// The name of the run's agent.
     pub agent: String,
     #[serde(flatten)]
-    pub request: ApprovalRequest,
+    pub request: InputRequest,
 }
 
 impl Run {
@@ -466,7 +469,8 @@ impl Run {
             finished_at: None,
             waited_ms: 0,
             waiting_for: None,
-            pending_approvals: Vec::new(),
+            waiting_since: None,
+            pending_inputs: Vec::new(),
             suspended: None,
             is_cut: false,
             fork: None,
@@ -481,12 +485,25 @@ impl Run {
         are_marks(&self.labels)
     }
 
-    /// Whether the run does nothing until a person resumes it, or decides on a call of it or of a descendant, or until its
+    /// Its wait; `None` unless its status is `waiting`.
+    pub fn wait(&self) -> Option<Wait> {
+        let reason = self
+            .waiting_for
+            .filter(|_| self.status == Status::Waiting)?;
+        let deadlines = self.pending_inputs.iter().map(|it| it.request.deadline);
+        Some(Wait {
+            reason,
+            since: self.waiting_since?,
+            until: deadlines.flatten().min().filter(|_| reason.is_input()),
+        })
+    }
+
+    /// Whether the run does nothing until a person resumes it, or answers what it or a descendant asks for, or until its
     /// client sends the results of tools.
     pub fn waits_for_person(&self) -> bool {
         let is_paused = self.waiting_for == Some(WaitingFor::Resume);
         self.status == Status::Waiting
-            && (!self.pending_approvals.is_empty() || is_paused || self.waits_for_client())
+            && (!self.pending_inputs.is_empty() || is_paused || self.waits_for_client())
     }
 
     /// Whether the run does nothing until its client sends the results of tools.

@@ -36,9 +36,9 @@ pub fn cut_texts(run: &mut Run) {
     for warning in &mut run.warnings {
         is_cut |= cut(&mut warning.message);
     }
-    is_cut |= run.pending_approvals.len() > MAX_APPROVALS;
-    run.pending_approvals.truncate(MAX_APPROVALS);
-    for approval in &mut run.pending_approvals {
+    is_cut |= run.pending_inputs.len() > MAX_APPROVALS;
+    run.pending_inputs.truncate(MAX_APPROVALS);
+    for approval in &mut run.pending_inputs {
         let request = &mut approval.request;
         if request.arguments.get().len() > MAX_TEXT_BYTES {
             request.cut_arguments_to(EXCERPT_BYTES);

@@ -1,7 +1,10 @@
 //! What a run waits for.
 
+use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use crate::domain::timestamp_text;
 
 /// What a run, or all of its running children, waits for: the first that applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -9,10 +12,68 @@ use serde::{Deserialize, Serialize};
 pub enum WaitingFor {
     /// An approval of a tool call.
     Approval,
+    /// A person's answer to a question.
+    Input,
+    /// What a person knows of a call that had begun.
+    Reconcile,
     /// A client has paused the run, or one above it, and has to resume it.
     Resume,
     /// The results of tools that the client of the run executes.
     ClientTools,
+    /// An event of the world outside.
+    Event,
+    /// The end of runs in the background.
+    Agents,
     /// A batch that was submitted to a provider.
     Batch,
+    /// A time.
+    Sleep,
+}
+
+impl WaitingFor {
+    /// In the order in which they are declared.
+    pub const ALL: [Self; 9] = [
+        Self::Approval,
+        Self::Input,
+        Self::Reconcile,
+        Self::Resume,
+        Self::ClientTools,
+        Self::Event,
+        Self::Agents,
+        Self::Batch,
+        Self::Sleep,
+    ];
+
+    /// Whether a person, not the run's client, has to answer something.
+    pub fn is_input(self) -> bool {
+        matches!(self, Self::Approval | Self::Input | Self::Reconcile)
+    }
+}
+
+/// The wait of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct Wait {
+    /// What the run waits for, as in `waiting_for`.
+    pub reason: WaitingFor,
+    /// Since when it waits.
+    #[serde(serialize_with = "timestamp_text::serialize")]
+    #[schemars(with = "Timestamp")]
+    pub since: Timestamp,
+    /// When the wait ends by itself; absent if it does not, or if that is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(serialize_with = "timestamp_text::serialize_option")]
+    #[schemars(with = "Option<Timestamp>")]
+    pub until: Option<Timestamp>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::WaitingFor;
+
+    #[test]
+    fn the_list_has_the_order_of_the_enum() {
+        for (index, waiting_for) in WaitingFor::ALL.into_iter().enumerate() {
+            assert_eq!(waiting_for as usize, index);
+        }
+    }
 }

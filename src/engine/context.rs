@@ -21,7 +21,7 @@ use crate::engine::state::client_calls::ClientCalls;
 use crate::engine::state::cluster_permits::ClusterPermits;
 use crate::engine::state::followed_trees::FollowedTrees;
 use crate::engine::state::orphans::OrphanedChildren;
-use crate::engine::state::pending_approvals::PendingApprovals;
+use crate::engine::state::pending_inputs::PendingInputs;
 use crate::engine::state::period_budgets::PeriodBudgets;
 use crate::engine::state::pinned_agents::SubAgents;
 use crate::engine::state::queued_bytes::QueuedBytes;
@@ -102,7 +102,7 @@ pub struct Engine {
     pub cluster_permits: ClusterPermits,
     /// Wakes what claims trees.
     pub free_trees: Notify,
-    pub pending_approvals: PendingApprovals,
+    pub pending_inputs: PendingInputs,
     pub client_calls: ClientCalls,
     /// Runs that are deleted after their end.
     pub temporary_runs: Arc<TemporaryRuns>,

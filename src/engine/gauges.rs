@@ -78,7 +78,7 @@ impl Runner {
                 .saturating_sub(queued + active_runs.idle_count()),
             queued,
             suspended: active_runs.suspended_count(),
-            approvals: engine.pending_approvals.waiting(),
+            approvals: engine.pending_inputs.waiting(),
             inputs: engine.client_calls.waiting(),
             queued_writes: self.store().queued_writes(),
             budgets: budgets.into_iter().map(budget).collect(),

@@ -52,7 +52,7 @@ use crate::engine::state::cluster_permits::{self, ClusterPermits};
 use crate::engine::state::evaluated_tree::EvaluatedTree;
 use crate::engine::state::followed_trees::FollowedTrees;
 use crate::engine::state::orphans::OrphanedChildren;
-use crate::engine::state::pending_approvals::PendingApprovals;
+use crate::engine::state::pending_inputs::PendingInputs;
 use crate::engine::state::period_budgets::PeriodBudgets;
 use crate::engine::state::pinned_agents::PinnedRoot;
 use crate::engine::state::prompt::RunInput;
@@ -138,7 +138,7 @@ impl Runner {
             live_roots: AtomicUsize::new(0),
             cluster_permits: shared_permits,
             free_trees: Notify::new(),
-            pending_approvals: PendingApprovals::default(),
+            pending_inputs: PendingInputs::default(),
             client_calls: ClientCalls::default(),
             temporary_runs: Arc::default(),
             inactive_inbox_lock: tokio::sync::Mutex::default(),

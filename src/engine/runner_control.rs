@@ -28,9 +28,9 @@ use crate::engine::delete_at_end::RunUse;
 use crate::engine::record::agent_snapshots;
 use crate::engine::record::scores::{self, ScoreRequest};
 use crate::engine::runner::Runner;
-use crate::engine::state::approval_decision::ApprovalDecision;
 use crate::engine::state::broadcaster::Subscription;
 use crate::engine::state::client_calls::ClientResults;
+use crate::engine::state::input_answer::InputAnswer;
 use crate::engine::state::live_text::PartialReply;
 use crate::engine::state::sessions::SessionKey;
 use crate::engine::variants;
@@ -90,7 +90,7 @@ impl Runner {
         &self,
         id: RunId,
         call: &str,
-        decision: ApprovalDecision,
+        decision: InputAnswer,
     ) -> Result<Run, DecideError> {
         let engine = &self.engine;
         let change = || RunChange::Decide {

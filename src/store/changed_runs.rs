@@ -31,8 +31,8 @@ pub struct ChangedQuery {
     pub owner: Option<String>,
     pub session: Option<String>,
     pub statuses: Vec<Status>,
-    /// Of runs that wait: whether calls of theirs wait for approval.
-    pub waits_for_approval: Option<bool>,
+    /// Of runs that wait: whether they, or runs below them, wait for input of a person.
+    pub waits_for_input: Option<bool>,
     pub since: Option<Timestamp>,
     /// Only runs after this one in the list (the cursor).
     pub after: Option<ChangedRun>,
@@ -134,12 +134,12 @@ fn branch(status: Status, query: &ChangedQuery) -> String {
     if query.since.is_some() {
         sql += &format!(" AND {at} >= :since");
     }
-    match query.waits_for_approval {
+    match query.waits_for_input {
         Some(true) if status == Status::Waiting => {
-            sql += " AND EXISTS (SELECT 1 FROM approvals a WHERE a.root = r.id)";
+            sql += " AND EXISTS (SELECT 1 FROM inputs a WHERE a.root = r.id)";
         }
         Some(false) if status == Status::Waiting => {
-            sql += " AND NOT EXISTS (SELECT 1 FROM approvals a WHERE a.root = r.id)";
+            sql += " AND NOT EXISTS (SELECT 1 FROM inputs a WHERE a.root = r.id)";
         }
         _ => {}
     }

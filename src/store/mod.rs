@@ -1,5 +1,5 @@
 //! The store's contract: runs, their steps, their events and their webhook deliveries. This file has the values of a write
-//! and the errors. The traits are in `runs`, `events`, `approvals`, `batches`, `sessions`, `turns`, `outbox`,
+//! and the errors. The traits are in `runs`, `events`, `inputs`, `batches`, `sessions`, `turns`, `outbox`,
 //! `schedules`, `memories`, `usage` and `retention`; `run_store` has all of them as one.
 
 use std::sync::Arc;
@@ -19,7 +19,6 @@ use crate::store::new_request::NewRequest;
 use crate::store::turn_record::TurnEntry;
 use crate::workdirs::file_id::FileId;
 
-pub mod approvals;
 pub mod batches;
 pub mod body_pieces;
 pub mod changed_runs;
@@ -31,6 +30,7 @@ pub mod encoding;
 pub mod engine;
 pub mod evals;
 pub mod events;
+pub mod inputs;
 pub mod late_events;
 pub mod leadership;
 pub mod link_secret;

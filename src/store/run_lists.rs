@@ -27,9 +27,8 @@ pub const WITHIN_BYTES: &str = "r.id IN (SELECT p.id FROM (SELECT q.id, sum(octe
      OVER (ORDER BY q.id DESC ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before \
      FROM runs q WHERE q.id = ANY(:ids)) p WHERE coalesce(p.bytes_before, 0) < :bytes)";
 
-static PAGE: LazyLock<Texts> = LazyLock::new(|| {
-    run_rows::select_with_approvals(&format!("{WITHIN_BYTES} ORDER BY r.id DESC"))
-});
+static PAGE: LazyLock<Texts> =
+    LazyLock::new(|| run_rows::select_with_inputs(&format!("{WITHIN_BYTES} ORDER BY r.id DESC")));
 
 /// Runs whose ids begin or end so. SQLite's rows are sorted by id, but with all their columns, so that the ids to look
 /// through come from its small indexes: one range for each way to end. It compares whole bytes first.
@@ -256,7 +255,7 @@ async fn load_part(
     let params = params! {":ids": ids, ":bytes": signed(PAGE_BYTES as u64)};
     let read = |row: &Row<'_>| {
         let id = run_rows::run_id(row)?;
-        match run_rows::run_with_approvals(row) {
+        match run_rows::run_with_inputs(row) {
             Ok(run) => Ok((id, Some(run))),
             Err(error) => leave_out(db, id, error, if_damaged),
         }

@@ -46,7 +46,7 @@ macro_rules! any {
     };
 }
 
-static RUN: LazyLock<Texts> = LazyLock::new(|| run_rows::select_with_approvals("r.id = :id"));
+static RUN: LazyLock<Texts> = LazyLock::new(|| run_rows::select_with_inputs("r.id = :id"));
 static TREE: LazyLock<Texts> =
     LazyLock::new(|| run_rows::select_summaries(concat!("r.id IN ", subtree!(), " ORDER BY r.id")));
 static CHILDREN: LazyLock<Texts> =
@@ -108,7 +108,7 @@ pub async fn run(db: &Reader, id: RunId) -> StoreResult<Option<Run>> {
     let sql = RUN.of(db.dialect());
     let read = async {
         let mut found = db
-            .first(sql, params! {":id": id}, run_rows::run_with_approvals)
+            .first(sql, params! {":id": id}, run_rows::run_with_inputs)
             .await?;
         fill_tree_usage(db, found.as_mut_slice()).await?;
         Ok(found)

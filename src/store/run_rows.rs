@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use crate::domain::content::Content;
 use crate::domain::failure::Failure;
-use crate::domain::run::{Depth, PendingApproval, Run, RunId, now};
+use crate::domain::run::{Depth, PendingInput, Run, RunId, now};
 use crate::domain::score::RunScores;
 use crate::domain::usage::{Cost, ModelUsage, TokenUsage, TreeUsage, Usage};
 use crate::domain::variant::Variant;
@@ -155,17 +155,17 @@ const TREE_SUMS: &str = "{|CROSS JOIN LATERAL (WITH RECURSIVE tree AS (\
      CASE WHEN sum(cost) IS NOT NULL THEN least(sum(cost), 9223372036854775807)::bigint END AS cost, \
      least(sum(unreported), 9223372036854775807)::bigint AS unreported FROM tree) s}";
 
-/// The calls of an unfinished run and its descendants that wait for approval, at most [`MAX_RUN_APPROVALS`], as JSON.
+/// What people are asked for by an unfinished run and its descendants, at most [`MAX_RUN_INPUTS`], as JSON.
 ///
-/// [`MAX_RUN_APPROVALS`]: crate::store::approvals::MAX_RUN_APPROVALS
-const WAITING_CALLS: &str = "CASE WHEN r.finished_at IS NULL THEN (SELECT \
+/// [`MAX_RUN_INPUTS`]: crate::store::inputs::MAX_RUN_INPUTS
+const PENDING_INPUTS: &str = "CASE WHEN r.finished_at IS NULL THEN (SELECT \
      {json_group_array(json_array(lower(hex(c.run)), c.agent, CAST(c.request AS text)))\
      |json_agg(json_build_array(c.run, c.agent, c.request))::text} \
-     FROM (SELECT a.run, p.agent, a.request FROM approvals a {CROSS |}JOIN runs p ON p.id = a.run \
+     FROM (SELECT a.run, p.agent, a.request FROM inputs a {CROSS |}JOIN runs p ON p.id = a.run \
      WHERE a.root = r.root AND p.status IN ('running', 'waiting') \
      AND (r.parent IS NULL OR r.id IN (WITH RECURSIVE up (id, parent) AS (SELECT p.id, p.parent \
      UNION ALL SELECT q.id, q.parent FROM up JOIN runs q ON q.id = up.parent) SELECT id FROM up)) \
-     ORDER BY a.run, a.seq LIMIT 100) c) END AS waiting_calls";
+     ORDER BY a.run, a.seq LIMIT 100) c) END AS pending_inputs";
 
 /// Leaves out trees that are being deleted, in `runs AS r`.
 const NOT_DELETED: &str = "NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = r.root)";
@@ -175,9 +175,9 @@ pub fn select(rest: &str) -> Texts {
     select_columns(RUN_COLUMNS, rest)
 }
 
-/// Selects runs for [`run_with_approvals`].
-pub fn select_with_approvals(rest: &str) -> Texts {
-    select_columns(&format!("{RUN_COLUMNS}, {WAITING_CALLS}"), rest)
+/// Selects runs for [`run_with_inputs`].
+pub fn select_with_inputs(rest: &str) -> Texts {
+    select_columns(&format!("{RUN_COLUMNS}, {PENDING_INPUTS}"), rest)
 }
 
 /// Selects runs for [`summary`].
@@ -215,21 +215,21 @@ pub fn run(row: &Row<'_>) -> StoreResult<Run> {
     run_with_task(row, row.get(RunColumn::Task as usize)?)
 }
 
-/// A run with the calls of its tree that wait for approval.
-pub fn run_with_approvals(row: &Row<'_>) -> StoreResult<Run> {
+/// A run with the pending inputs of its tree.
+pub fn run_with_inputs(row: &Row<'_>) -> StoreResult<Run> {
     let mut found = run(row)?;
-    let calls: Option<Vec<(String, String, String)>> = row.json("waiting_calls")?;
+    let calls: Option<Vec<(String, String, String)>> = row.json("pending_inputs")?;
     let calls = calls.unwrap_or_default().into_iter();
     // A damaged row hides neither its run nor the others.
     let readable = calls.filter_map(|(run, agent, request)| {
-        Some(PendingApproval {
+        Some(PendingInput {
             run_id: RunId(Uuid::parse_str(&run).ok()?),
             root_id: found.root_id,
             agent,
             request: serde_json::from_str(&request).ok()?,
         })
     });
-    found.pending_approvals = readable.collect();
+    found.pending_inputs = readable.collect();
     Ok(found)
 }
 
@@ -287,7 +287,8 @@ fn run_with_task(row: &Row<'_>, task: Option<String>) -> StoreResult<Run> {
         waited_ms: waited_ms(row)?,
         last_event: row.get(C::LastEvent as usize)?,
         waiting_for: row.json(C::WaitingFor as usize)?,
-        pending_approvals: Vec::new(),
+        waiting_since: row.get(C::WaitingSince as usize)?,
+        pending_inputs: Vec::new(),
         suspended: None,
         is_cut: false,
         warnings: row.json(C::Warnings as usize)?.unwrap_or_default(),
@@ -431,8 +432,8 @@ pub fn usage(row: &Row<'_>, first: usize) -> StoreResult<Usage> {
 
 #[cfg(test)]
 mod tests {
-    use super::{SUMMARY_COLUMNS, TASK_CHARS, WAITING_CALLS};
-    use crate::store::approvals::MAX_RUN_APPROVALS;
+    use super::{PENDING_INPUTS, SUMMARY_COLUMNS, TASK_CHARS};
+    use crate::store::inputs::MAX_RUN_INPUTS;
 
     #[test]
     fn a_summary_reads_one_character_more_than_the_limit() {
@@ -440,6 +441,6 @@ mod tests {
         assert!(SUMMARY_COLUMNS.contains(&cut));
         let bytes = format!("1 FOR {})", 4 * (TASK_CHARS + 1));
         assert!(SUMMARY_COLUMNS.contains(&bytes));
-        assert!(WAITING_CALLS.contains(&format!("LIMIT {MAX_RUN_APPROVALS})")));
+        assert!(PENDING_INPUTS.contains(&format!("LIMIT {MAX_RUN_INPUTS})")));
     }
 }

@@ -4,12 +4,12 @@ use futures_util::future::BoxFuture;
 
 use crate::instruments::Histogram;
 use crate::store::StoreError;
-use crate::store::approvals::ApprovalIndex;
 use crate::store::batches::BatchRecords;
 use crate::store::changed_runs::ChangedRuns;
 use crate::store::cluster::Cluster;
 use crate::store::evals::EvalRecords;
 use crate::store::events::EventLog;
+use crate::store::inputs::InputIndex;
 use crate::store::link_secret::LinkSecrets;
 use crate::store::memories::MemoryRecords;
 use crate::store::outbox::Outbox;
@@ -29,7 +29,7 @@ pub trait RunStore:
     RunRecords
     + TurnRecords
     + EventLog
-    + ApprovalIndex
+    + InputIndex
     + SessionIndex
     + Outbox
     + RunRetention

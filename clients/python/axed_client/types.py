@@ -37,6 +37,12 @@ class PendingApproval(TypedDict):
     deadline: str | None
 
 
+class Wait(TypedDict):
+    reason: str
+    since: str
+    until: NotRequired[str]
+
+
 class Usage(TypedDict):
     input_tokens: int
     output_tokens: int
@@ -96,6 +102,7 @@ class Run(TypedDict):
     session: str | None
     forked_from: ForkedFrom | None
     waiting_for: str | None
+    wait: Wait | None
     suspended: str | None
     pending_approvals: list[PendingApproval]
     warnings: list[Warning]

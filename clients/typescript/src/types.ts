@@ -20,6 +20,12 @@ export interface Warning {
   turn: number | null;
 }
 
+export interface Wait {
+  reason: string;
+  since: string;
+  until?: string;
+}
+
 export interface PendingApproval {
   run_id: string;
   root_id: string;
@@ -92,6 +98,7 @@ export interface Run {
   session: string | null;
   forked_from: ForkedFrom | null;
   waiting_for: string | null;
+  wait: Wait | null;
   suspended: string | null;
   pending_approvals: PendingApproval[];
   warnings: Warning[];

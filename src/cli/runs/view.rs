@@ -98,9 +98,14 @@ impl RunDetails {
 pub fn explain_wait(waiting_for: WaitingFor) -> &'static str {
     match waiting_for {
         WaitingFor::Approval => "for approval",
+        WaitingFor::Input => "for a person's answer",
+        WaitingFor::Reconcile => "for what a person knows of a call",
         WaitingFor::Resume => "until a client resumes it",
         WaitingFor::ClientTools => "for the results of its client's tools",
+        WaitingFor::Event => "for an event",
+        WaitingFor::Agents => "for agents in the background",
         WaitingFor::Batch => "for a batch of its provider",
+        WaitingFor::Sleep => "until a time",
     }
 }
 

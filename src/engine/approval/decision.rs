@@ -10,21 +10,22 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 
-use crate::domain::approval::ArgumentsHash;
 use crate::domain::event::{Decision, EventKind};
 use crate::domain::excerpt::ArgumentsExcerpt;
+use crate::domain::input::ArgumentsHash;
 use crate::domain::message::{ToolCall, shorten};
 use crate::domain::run::{Run, RunId, Status, now};
+use crate::domain::waiting_for::WaitingFor;
 use crate::engine::approval::pause;
 use crate::engine::context::{Engine, RunContext};
 use crate::engine::history::held_time;
 use crate::engine::history::run_log::{self, RecordedCalls};
 use crate::engine::state::active_run::ActiveRun;
-use crate::engine::state::approval_decision::ApprovalDecision;
 use crate::engine::state::deadline;
 use crate::engine::state::failures;
+use crate::engine::state::input_answer::InputAnswer;
 use crate::engine::state::pause::PauseReason;
-use crate::engine::state::pending_approvals::{DeliveryResult, PendingApproval, WaitingTool};
+use crate::engine::state::pending_inputs::{DeliveryResult, InputWait, WaitingTool};
 use crate::engine::state::turn_error::TurnError;
 use crate::record::event::MAX_CONTENT_BYTES;
 use crate::store::StoreError;
@@ -113,18 +114,18 @@ pub async fn await_decision(
                 let held = held_time::since(context, requested_at).await?;
                 *deadline = deadline.checked_add(held).unwrap_or(Timestamp::MAX);
             }
-            pause::pause(context, PauseReason::Approval, event).await?;
+            pause::pause(context, PauseReason::Call(WaitingFor::Approval), event).await?;
             let received = receive_decision(context, pending, &call.id, deadline).await;
             if let Err(TurnError::Store(error)) = received {
                 return Err(error);
             }
             match received {
                 Ok(decision) => {
-                    pause::end_approval_wait(context).await?;
+                    pause::end_call_wait(context, WaitingFor::Approval).await?;
                     decision
                 }
                 Err(error) => {
-                    pause::unpause(context, PauseReason::Approval).await?;
+                    pause::unpause(context, PauseReason::Call(WaitingFor::Approval)).await?;
                     let reason = failures::interruption_message(&context.run, &error);
                     return Ok(Permission::Refused(reason));
                 }
@@ -152,8 +153,8 @@ pub async fn await_decision(
 }
 
 enum DecisionLookup<'a> {
-    Decided(ApprovalDecision),
-    Pending(PendingApproval<'a>),
+    Decided(InputAnswer),
+    Pending(InputWait<'a>),
 }
 
 /// The decision on a call if it is recorded; else registers the call as waiting for one.
@@ -164,12 +165,12 @@ async fn look_up<'a>(
     call: &ToolCall,
 ) -> Result<DecisionLookup<'a>, StoreError> {
     if let Some(decision) = recorded_calls.decisions.get(&call.id) {
-        return Ok(DecisionLookup::Decided(ApprovalDecision {
+        return Ok(DecisionLookup::Decided(InputAnswer {
             arguments: recorded_calls.changed_arguments.get(&call.id).cloned(),
             ..decision.clone()
         }));
     }
-    let approvals = &context.engine.pending_approvals;
+    let approvals = &context.engine.pending_inputs;
     let _guard;
     if recorded_calls.approvals_requested.contains_key(&call.id) {
         _guard = approvals.early_decision_lock.lock().await;
@@ -188,17 +189,17 @@ async fn look_up<'a>(
     let requested = recorded_calls.approvals_requested.get(&call.id);
     let requested_at = requested.map_or_else(now, |requested| requested.time);
     let id = context.run.scope.run;
-    let pending = PendingApproval::register(approvals, id, tool, requested_at);
+    let pending = InputWait::register(approvals, id, tool, requested_at);
     Ok(DecisionLookup::Pending(pending))
 }
 
 /// Waits for the decision or the timeout, and commits it.
 async fn receive_decision(
     context: &RunContext,
-    mut pending: PendingApproval<'_>,
+    mut pending: InputWait<'_>,
     call: &str,
     deadline: Option<Timestamp>,
-) -> Result<ApprovalDecision, TurnError> {
+) -> Result<InputAnswer, TurnError> {
     let timeout = async {
         match deadline {
             Some(deadline) => time_out(context, deadline).await,
@@ -217,7 +218,7 @@ async fn receive_decision(
         let message = pause::within_deadline(&context.run, received).await?;
         let (decision, ack) = match message {
             Some(message) => (message.decision, Some(message.ack)),
-            None => (ApprovalDecision::timed_out(), None),
+            None => (InputAnswer::timed_out(), None),
         };
         let entries = vec![decision.to_entry(call)];
         let journal = &context.engine.journal;
@@ -263,7 +264,7 @@ pub async fn decide(
     engine: &Arc<Engine>,
     id: RunId,
     call: &str,
-    decision: ApprovalDecision,
+    decision: InputAnswer,
 ) -> Result<(), DecideError> {
     if let Some(hash) = &decision.arguments_hash {
         check_hash(engine, id, call, hash).await?;
@@ -272,7 +273,7 @@ pub async fn decide(
         if let Some(arguments) = &decision.arguments {
             check_arguments(engine, id, call, arguments).await?;
         }
-        match engine.pending_approvals.deliver(id, call, &decision) {
+        match engine.pending_inputs.deliver(id, call, &decision) {
             DeliveryResult::Delivered(committed) => match committed.await {
                 Ok(committed) => return Ok(committed?),
                 // The run was suspended: it is not known whether the decision was written.
@@ -327,7 +328,7 @@ async fn check_arguments(
     call: &str,
     arguments: &Arc<RawValue>,
 ) -> Result<(), DecideError> {
-    let approvals = &engine.pending_approvals;
+    let approvals = &engine.pending_inputs;
     let waiting_tool = async {
         loop {
             // Subscribe before looking, so that no call is missed.
@@ -360,11 +361,11 @@ async fn decide_early(
     engine: &Engine,
     id: RunId,
     call: &str,
-    decision: ApprovalDecision,
+    decision: InputAnswer,
 ) -> Result<bool, DecideError> {
-    let _guard = engine.pending_approvals.early_decision_lock.lock().await;
+    let _guard = engine.pending_inputs.early_decision_lock.lock().await;
     let _gate = engine.suspension.resume_lock.read().await;
-    if engine.pending_approvals.is_waiting(id, call) {
+    if engine.pending_inputs.is_waiting(id, call) {
         return Ok(false);
     }
     let (run, active_run) = find_undecided(engine, id, call).await?;

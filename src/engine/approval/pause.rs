@@ -8,6 +8,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::domain::event::EventKind;
+use crate::domain::waiting_for::WaitingFor;
 use crate::engine::cluster::permits;
 use crate::engine::context::RunContext;
 use crate::engine::record::journal;
@@ -64,14 +65,15 @@ pub async fn wait_while_held(context: &RunContext, reason: PauseReason) -> Resul
     .await
 }
 
-/// Ends the wait of a call for approval; if the run is held, the call then waits until it is not.
-pub async fn end_approval_wait(context: &RunContext) -> Result<(), StoreError> {
+/// Ends the wait of a call for this; if the run is held, the call then waits until it is not.
+pub async fn end_call_wait(context: &RunContext, waited_for: WaitingFor) -> Result<(), StoreError> {
     if !context.run.is_held() {
-        return unpause(context, PauseReason::Approval).await;
+        return unpause(context, PauseReason::Call(waited_for)).await;
     }
+    let held = PauseReason::Call(WaitingFor::Resume);
     let change = PauseEvent::CallChanged {
-        from: PauseReason::Approval,
-        to: PauseReason::CallHeld,
+        from: PauseReason::Call(waited_for),
+        to: held,
     };
     let guard = context.run.tree.root_permit.update_lock.lock().await;
     let recorded = propagate_pause(context, change, None).await?;
@@ -79,7 +81,7 @@ pub async fn end_approval_wait(context: &RunContext) -> Result<(), StoreError> {
     commit(context, recorded).await?;
     // A run that is cancelled or overdue meanwhile ends the call soon.
     let _ = wait_for_release(&context.run).await;
-    unpause(context, PauseReason::CallHeld).await
+    unpause(context, held).await
 }
 
 async fn wait_for_release(run: &ActiveRun) -> Result<(), TurnError> {

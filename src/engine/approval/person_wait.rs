@@ -3,7 +3,7 @@
 use std::pin::pin;
 use std::sync::Arc;
 
-use crate::domain::run::{PendingApproval, Run, RunId, Status};
+use crate::domain::run::{PendingInput, Run, RunId, Status};
 use crate::domain::waiting_for::WaitingFor;
 use crate::engine::context::Engine;
 
@@ -49,15 +49,15 @@ pub fn has_changed(run: &Run, seen: Option<&Run>) -> bool {
     }
 }
 
-/// Whether all calls that the run waited for are decided. The end of its wait is recorded next, once its tree has a permit.
+/// Whether all inputs that the run waited for are answered. The end of its wait is recorded next, once its tree has a permit.
 fn is_decided(run: &Run) -> bool {
     run.status == Status::Waiting
-        && run.waiting_for == Some(WaitingFor::Approval)
-        && run.pending_approvals.is_empty()
+        && run.waiting_for.is_some_and(WaitingFor::is_input)
+        && run.pending_inputs.is_empty()
 }
 
 fn calls(run: &Run) -> impl Iterator<Item = (RunId, &str)> {
-    let pending: &[PendingApproval] = &run.pending_approvals;
+    let pending: &[PendingInput] = &run.pending_inputs;
     pending
         .iter()
         .map(|it| (it.run_id, it.request.tool_call_id.as_str()))
@@ -69,17 +69,17 @@ mod tests {
     use serde_json::value::RawValue;
 
     use super::has_changed;
-    use crate::domain::approval::{ApprovalRequest, ArgumentsHash};
-    use crate::domain::run::{PendingApproval, Run, RunId, Scope, Status};
+    use crate::domain::input::{ArgumentsHash, InputRequest};
+    use crate::domain::run::{PendingInput, Run, RunId, Scope, Status};
     use crate::domain::waiting_for::WaitingFor;
 
     /// A run that waits for approval of these calls.
     fn waiting(id: RunId, calls: &[&str]) -> Run {
-        let pending = |call: &&str| PendingApproval {
+        let pending = |call: &&str| PendingInput {
             run_id: id,
             root_id: id,
             agent: "a".to_owned(),
-            request: ApprovalRequest {
+            request: InputRequest {
                 tool_call_id: (*call).to_owned(),
                 tool: "t".to_owned(),
                 arguments: RawValue::NULL.to_owned().into(),
@@ -92,7 +92,7 @@ mod tests {
         Run {
             status: Status::Waiting,
             waiting_for: Some(WaitingFor::Approval),
-            pending_approvals: calls.iter().map(pending).collect(),
+            pending_inputs: calls.iter().map(pending).collect(),
             ..Run::queued(&Scope::root(id, None), "a".to_owned())
         }
     }

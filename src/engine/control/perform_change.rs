@@ -23,7 +23,7 @@ use crate::engine::control::client_results::{self, ClientResultsError};
 use crate::engine::control::hold::{self, HoldError};
 use crate::engine::control::run_change::RunChange;
 use crate::engine::history::run_log;
-use crate::engine::state::approval_decision::ApprovalDecision;
+use crate::engine::state::input_answer::InputAnswer;
 use crate::store::new_request::RequestId;
 use crate::store::node_messages::{NodeMessage, ReceivedMessages};
 use crate::store::run_requests::{NO_ANSWER, OpenRequest};
@@ -165,7 +165,7 @@ pub async fn perform(
             decision,
             arguments,
         } => {
-            let decision = ApprovalDecision {
+            let decision = InputAnswer {
                 arguments,
                 ..decision
             };
@@ -187,7 +187,7 @@ async fn decide(
     engine: &Arc<Engine>,
     request: &OpenRequest,
     call: &str,
-    decision: ApprovalDecision,
+    decision: InputAnswer,
 ) -> Result<(), DecideError> {
     match decision::decide(engine, request.run, call, decision.clone()).await {
         Err(DecideError::NotPending { .. })
@@ -204,7 +204,7 @@ async fn is_decided(
     engine: &Engine,
     request: &OpenRequest,
     call: &str,
-    decision: &ApprovalDecision,
+    decision: &InputAnswer,
 ) -> Result<bool, StoreError> {
     let recorded_calls = run_log::load_calls(engine, request.run).await?;
     let is_same = recorded_calls.decisions.get(call).is_some_and(|recorded| {

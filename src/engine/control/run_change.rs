@@ -7,8 +7,8 @@ use serde_json::value::RawValue;
 
 use crate::domain::attachment::{Attachment, Blobs, Digest};
 use crate::engine::control::add_message::MessageRequest;
-use crate::engine::state::approval_decision::ApprovalDecision;
 use crate::engine::state::client_calls::ClientResults;
+use crate::engine::state::input_answer::InputAnswer;
 use crate::store::StoreError;
 use crate::store::new_request::RequestContent;
 
@@ -20,8 +20,8 @@ pub enum RunChange {
     },
     Decide {
         call: String,
-        decision: ApprovalDecision,
-        /// [`ApprovalDecision::arguments`], which its JSON does not have.
+        decision: InputAnswer,
+        /// [`InputAnswer::arguments`], which its JSON does not have.
         arguments: Option<Arc<RawValue>>,
     },
     AddMessage(MessageRequest),
@@ -98,7 +98,7 @@ mod tests {
     use crate::domain::event::Decision;
     use crate::engine::control::add_message::MessageRequest;
     use crate::engine::control::run_change::RunChange;
-    use crate::engine::state::approval_decision::ApprovalDecision;
+    use crate::engine::state::input_answer::InputAnswer;
 
     fn sent(change: &RunChange) -> RunChange {
         RunChange::decode(change.encode().expect("JSON")).expect("a change")
@@ -126,7 +126,7 @@ mod tests {
         let arguments: Option<Arc<RawValue>> = Some(json.into());
         let change = RunChange::Decide {
             call: "call".to_owned(),
-            decision: ApprovalDecision {
+            decision: InputAnswer {
                 decision: Decision::Approved,
                 reason: None,
                 arguments: arguments.clone(),

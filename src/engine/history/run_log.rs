@@ -6,15 +6,15 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use serde_json::value::RawValue;
 
-use crate::domain::approval::ArgumentsHash;
 use crate::domain::content::Content;
 use crate::domain::context::Compaction;
 use crate::domain::event::{EventKind, ResumeCause};
+use crate::domain::input::ArgumentsHash;
 use crate::domain::message::{AssistantMessage, ToolResult};
 use crate::domain::run::{Run, RunId};
 use crate::domain::usage::{CallLimit, TokenUsage};
 use crate::engine::context::Engine;
-use crate::engine::state::approval_decision::ApprovalDecision;
+use crate::engine::state::input_answer::InputAnswer;
 use crate::engine::state::pending_batch::{PendingBatch, SubmittedBatch};
 use crate::engine::state::prompt::{Prompt, RunInput};
 use crate::record::entry::{Entry, RecordedEntry};
@@ -114,7 +114,7 @@ pub struct RecordedCalls {
     pub children: HashMap<String, Run>,
     /// The calls that requested approval.
     pub approvals_requested: HashMap<String, RecordedApproval>,
-    pub decisions: HashMap<String, ApprovalDecision>,
+    pub decisions: HashMap<String, InputAnswer>,
     /// What a person approved calls with instead of the model's arguments.
     pub changed_arguments: HashMap<String, Arc<RawValue>>,
     /// Calls whose `tool.completed` is in the log.
@@ -315,7 +315,7 @@ impl RecordedCalls {
                 self.changed_arguments.extend(changed);
                 self.decisions
                     .entry(call_id.clone())
-                    .or_insert_with(|| ApprovalDecision {
+                    .or_insert_with(|| InputAnswer {
                         decision: *decision,
                         reason: reason.clone(),
                         arguments: None,

@@ -11,6 +11,7 @@ use crate::domain::event::EventKind;
 use crate::domain::run::now;
 use crate::domain::service::Service;
 use crate::domain::usage::Usage;
+use crate::domain::waiting_for::WaitingFor;
 use crate::engine::approval::pause;
 use crate::engine::cluster::connection;
 use crate::engine::context::RunContext;
@@ -88,7 +89,7 @@ async fn start_batch(
         && submitted.turn == turn
         && submitted.model == batch_request.model
     {
-        pause::pause(context, PauseReason::Batch, None).await?;
+        pause::pause(context, PauseReason::Turn(WaitingFor::Batch), None).await?;
         return Ok((**submitted).clone());
     }
     let found = if pending == (PendingBatch::Unknown { turn }) {
@@ -116,7 +117,7 @@ async fn start_batch(
     let change = progress.map_or(Change::Unchanged, Change::Progress);
     let journal = &context.engine.journal;
     journal.append(&context.run, change, entries).await?;
-    pause::pause(context, PauseReason::Batch, None).await?;
+    pause::pause(context, PauseReason::Turn(WaitingFor::Batch), None).await?;
     Ok(submitted)
 }
 
@@ -135,7 +136,7 @@ async fn wait_for_batch(
     if is_abandoned && !context.run.is_suspended() {
         cancel_batch(context, client, &submitted.batch_id, key).await;
     }
-    pause::unpause(context, PauseReason::Batch).await?;
+    pause::unpause(context, PauseReason::Turn(WaitingFor::Batch)).await?;
     result
 }
 

@@ -7,6 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::domain::message::{ToolCall, ToolResult};
 use crate::domain::run::now;
+use crate::domain::waiting_for::WaitingFor;
 use crate::engine::approval::pause;
 use crate::engine::control::cancel;
 use crate::engine::history::held_time;
@@ -63,7 +64,12 @@ async fn wait(
         (batch.turn, positions.clone()),
         since.unwrap_or_else(now),
     );
-    Box::pin(pause::pause(&batch.context, PauseReason::ClientTools, None)).await?;
+    Box::pin(pause::pause(
+        &batch.context,
+        PauseReason::Call(WaitingFor::ClientTools),
+        None,
+    ))
+    .await?;
     loop {
         let (received, claim, ack) = match receive(batch, calls, &mut registration).await {
             Ok(message) => (message.results, message.claim, Some(message.ack)),
@@ -82,7 +88,11 @@ async fn wait(
         if !is_repeated {
             committed?;
             registration.settle();
-            return Box::pin(pause::unpause(&batch.context, PauseReason::ClientTools)).await;
+            return Box::pin(pause::unpause(
+                &batch.context,
+                PauseReason::Call(WaitingFor::ClientTools),
+            ))
+            .await;
         }
     }
 }

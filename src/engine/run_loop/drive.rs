@@ -12,6 +12,7 @@ use futures_util::future::{BoxFuture, Either, select};
 use crate::domain::event::EventKind;
 use crate::domain::message::AssistantMessage;
 use crate::domain::run::Run;
+use crate::domain::waiting_for::WaitingFor;
 use crate::engine::admission::run_permits::RunPermits;
 use crate::engine::approval::pause;
 use crate::engine::context::RunContext;
@@ -180,7 +181,11 @@ async fn wait_while_held(turn_loop: &mut TurnLoop<'_>) -> Result<(), Ending> {
     Box::pin(turn_loop.write_pending()).await?;
     // A process that resumes a waiting run takes it that nothing was sent since.
     Box::pin(turn_loop.record_usage()).await?;
-    let released = Box::pin(pause::wait_while_held(context, PauseReason::TurnHeld)).await;
+    let released = Box::pin(pause::wait_while_held(
+        context,
+        PauseReason::Turn(WaitingFor::Resume),
+    ))
+    .await;
     released.map_err(|error| error_ending(&context.run, error))
 }
 

@@ -14,6 +14,7 @@ use crate::domain::agent::params::{Cache, Params};
 use crate::domain::event::EventKind;
 use crate::domain::service::{Billing, Service};
 use crate::domain::usage::{Cost, Price, TokenUsage, Usage};
+use crate::domain::waiting_for::WaitingFor;
 use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::approval::pause;
 use crate::engine::cluster::connection;
@@ -166,18 +167,18 @@ async fn reserve<'c>(
             journal.append_usage(run, turn_request.progress).await?;
         }
         loop {
-            pause::pause(context, PauseReason::Batch, None).await?;
+            pause::pause(context, PauseReason::Turn(WaitingFor::Batch), None).await?;
             let reserved = budgets.reserve(&run.accounts, estimate, is_batch);
             let reserved = pause::within_deadline(run, reserved).await;
             // Until this is committed, the record says that nothing was sent.
-            pause::unpause(context, PauseReason::Batch).await?;
+            pause::unpause(context, PauseReason::Turn(WaitingFor::Batch)).await?;
             let reservation = reserved?.map_err(TurnError::Budget)?;
             if !run.is_held() {
                 return Ok(reservation);
             }
             // Others may use it while a client has paused the run.
             drop(reservation);
-            pause::wait_while_held(context, PauseReason::TurnHeld).await?;
+            pause::wait_while_held(context, PauseReason::Turn(WaitingFor::Resume)).await?;
         }
     })
     .await

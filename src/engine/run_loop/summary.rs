@@ -1,6 +1,7 @@
 //! The summary of an ad-hoc sub-agent: one more turn after its task is done.
 
 use crate::domain::event::EventKind;
+use crate::domain::waiting_for::WaitingFor;
 use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::approval::pause;
 use crate::engine::run_loop::compaction;
@@ -78,7 +79,7 @@ async fn compact(turn_loop: &mut TurnLoop<'_>) -> Result<(), Ending> {
 
 async fn request(turn_loop: &TurnLoop<'_>, turn: u32) -> Result<TurnReply, TurnError> {
     let context = turn_loop.context;
-    pause::wait_while_held(context, PauseReason::TurnHeld).await?;
+    pause::wait_while_held(context, PauseReason::Turn(WaitingFor::Resume)).await?;
     check_limits(&context.run)?;
     let turn_started = EventKind::TurnStarted {
         turn,

@@ -13,6 +13,7 @@ use crate::domain::event::Decision;
 use crate::domain::message::{InvalidArguments, ReplyLimit, ToolCall, ToolResult, shorten};
 use crate::domain::run::now;
 use crate::domain::usage::Usage;
+use crate::domain::waiting_for::WaitingFor;
 use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::approval::decision::{self, Permission};
 use crate::engine::approval::pause;
@@ -458,7 +459,9 @@ impl Execution {
 async fn wait_while_held(batch: &BatchContext, call: &ToolCall) -> Result<(), TurnError> {
     match batch.may_have_begun(call) {
         true => Ok(()),
-        false => pause::wait_while_held(&batch.context, PauseReason::CallHeld).await,
+        false => {
+            pause::wait_while_held(&batch.context, PauseReason::Call(WaitingFor::Resume)).await
+        }
     }
 }
 

@@ -8,19 +8,13 @@ use crate::domain::waiting_for::WaitingFor;
 /// What a call of a run, or its turn, waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PauseReason {
-    /// A call waits for human approval.
-    Approval,
+    /// A call waits for this.
+    Call(WaitingFor),
     /// A call waits until fewer of its siblings run. Such a call does not pause its run, but it does not keep it running
     /// either.
     Queue,
-    /// A call waits until a client resumes the run.
-    CallHeld,
-    /// Calls wait for the client of the run, which executes them.
-    ClientTools,
-    /// The turn itself, not a call, waits until a client resumes the run.
-    TurnHeld,
-    /// The turn itself, not a call, waits for its batch.
-    Batch,
+    /// The turn itself, not a call, waits for this.
+    Turn(WaitingFor),
 }
 
 /// What changes the calls of a run.
@@ -52,11 +46,9 @@ pub enum PauseEvent {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Calls {
     running: usize,
-    /// Calls that wait, or whose child run is paused, and a turn that waits: by what it is that they wait for.
-    approvals: usize,
-    resumes: usize,
-    clients: usize,
-    batches: usize,
+    /// Calls that wait, or whose child run is paused, and a turn that waits: by what it is that they wait for, in the order of
+    /// [`WaitingFor::ALL`].
+    waiting: [usize; WaitingFor::ALL.len()],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,13 +103,9 @@ impl Pause {
 
     /// What a paused run waits for: the first that applies to it or to one of its children.
     pub fn waiting_for(&self) -> WaitingFor {
-        let calls = self.calls();
-        match (calls.approvals, calls.resumes, calls.clients) {
-            (0, 0, 0) => WaitingFor::Batch,
-            (0, 0, _) => WaitingFor::ClientTools,
-            (0, _, _) => WaitingFor::Resume,
-            _ => WaitingFor::Approval,
-        }
+        let mut counts = WaitingFor::ALL.into_iter().zip(self.calls().waiting);
+        let first = counts.find(|(_, count)| *count > 0);
+        first.map_or(WaitingFor::Batch, |(waiting_for, _)| waiting_for)
     }
 
     fn calls(&self) -> Calls {
@@ -131,19 +119,13 @@ impl PauseReason {
     /// `None` if the run does not wait for it.
     fn waiting_for(self) -> Option<WaitingFor> {
         match self {
-            Self::Approval => Some(WaitingFor::Approval),
-            Self::CallHeld | Self::TurnHeld => Some(WaitingFor::Resume),
-            Self::ClientTools => Some(WaitingFor::ClientTools),
-            Self::Batch => Some(WaitingFor::Batch),
+            Self::Call(waiting_for) | Self::Turn(waiting_for) => Some(waiting_for),
             Self::Queue => None,
         }
     }
 
     fn is_of_call(self) -> bool {
-        match self {
-            Self::Approval | Self::Queue | Self::CallHeld | Self::ClientTools => true,
-            Self::TurnHeld | Self::Batch => false,
-        }
+        !matches!(self, Self::Turn(_))
     }
 }
 
@@ -164,7 +146,7 @@ impl PauseEvent {
 
 impl Calls {
     fn waiting(self) -> usize {
-        self.approvals + self.resumes + self.clients + self.batches
+        self.waiting.iter().sum()
     }
 
     fn after(self, event: PauseEvent) -> Self {
@@ -202,26 +184,18 @@ impl Calls {
     }
 
     fn wait_for(mut self, reason: Option<WaitingFor>) -> Self {
-        if let Some(count) = self.count_mut(reason) {
-            *count += 1;
+        if let Some(reason) = reason {
+            self.waiting[reason as usize] += 1;
         }
         self
     }
 
     fn wait_no_more(mut self, reason: Option<WaitingFor>) -> Self {
-        if let Some(count) = self.count_mut(reason) {
+        if let Some(reason) = reason {
+            let count = &mut self.waiting[reason as usize];
             *count = count.saturating_sub(1);
         }
         self
-    }
-
-    fn count_mut(&mut self, reason: Option<WaitingFor>) -> Option<&mut usize> {
-        Some(match reason? {
-            WaitingFor::Approval => &mut self.approvals,
-            WaitingFor::Resume => &mut self.resumes,
-            WaitingFor::ClientTools => &mut self.clients,
-            WaitingFor::Batch => &mut self.batches,
-        })
     }
 }
 
@@ -235,9 +209,14 @@ mod tests {
         CallChanged, CallFinished, CallPaused, CallResumed, CallsStarted, ChildChanged,
         ChildPaused, ChildResumed, Resumed,
     };
-    use super::PauseReason::{Approval, Batch, CallHeld, Queue, TurnHeld};
-    use super::{Calls, Pause, PauseEvent};
+    use super::PauseReason::Queue;
+    use super::{Calls, Pause, PauseEvent, PauseReason};
     use crate::domain::waiting_for::WaitingFor;
+
+    const APPROVAL: PauseReason = PauseReason::Call(WaitingFor::Approval);
+    const BATCH: PauseReason = PauseReason::Turn(WaitingFor::Batch);
+    const CALL_HELD: PauseReason = PauseReason::Call(WaitingFor::Resume);
+    const TURN_HELD: PauseReason = PauseReason::Turn(WaitingFor::Resume);
 
     fn after(start: Pause, events: &[PauseEvent]) -> Pause {
         let now = Instant::now();
@@ -253,25 +232,25 @@ mod tests {
     #[test]
     fn a_run_is_paused_while_a_call_waits_and_none_runs() {
         assert!(!is_paused(&[CallsStarted(1)]));
-        assert!(is_paused(&[CallsStarted(1), CallPaused(Approval)]));
-        assert!(!is_paused(&[CallsStarted(2), CallPaused(Approval)]));
+        assert!(is_paused(&[CallsStarted(1), CallPaused(APPROVAL)]));
+        assert!(!is_paused(&[CallsStarted(2), CallPaused(APPROVAL)]));
         assert!(is_paused(&[
             CallsStarted(2),
-            CallPaused(Approval),
+            CallPaused(APPROVAL),
             CallFinished
         ]));
         assert!(is_paused(&[
             CallsStarted(2),
-            CallPaused(Approval),
+            CallPaused(APPROVAL),
             ChildPaused(WaitingFor::Approval)
         ]));
-        let resumed = [CallsStarted(1), CallPaused(Approval), CallResumed(Approval)];
+        let resumed = [CallsStarted(1), CallPaused(APPROVAL), CallResumed(APPROVAL)];
         assert_eq!(
             after(Pause::default(), &resumed),
             after(Pause::default(), &[CallsStarted(1)])
         );
-        assert!(is_paused(&[CallPaused(Batch)]));
-        assert!(!is_paused(&[CallPaused(Batch), CallResumed(Batch)]));
+        assert!(is_paused(&[CallPaused(BATCH)]));
+        assert!(!is_paused(&[CallPaused(BATCH), CallResumed(BATCH)]));
         assert!(!is_paused(&[
             CallsStarted(1),
             ChildPaused(WaitingFor::Resume),
@@ -293,12 +272,12 @@ mod tests {
         let start = Instant::now();
         let paused = Pause::default()
             .next(CallsStarted(2), start)
-            .next(CallPaused(Approval), start)
-            .next(CallPaused(Approval), start);
+            .next(CallPaused(APPROVAL), start)
+            .next(CallPaused(APPROVAL), start);
         let later = start + Duration::from_secs(5);
         let resumed_and_paused = paused
-            .next(CallResumed(Approval), later)
-            .next(CallPaused(Approval), later);
+            .next(CallResumed(APPROVAL), later)
+            .next(CallPaused(APPROVAL), later);
         assert_eq!(paused.next(Resumed, later).paused_since(), Some(start));
         assert_eq!(resumed_and_paused.paused_since(), Some(later));
     }
@@ -309,41 +288,41 @@ mod tests {
         assert!(recovered.is_recorded() && recovered.paused_since().is_none());
         let started = after(recovered, &[CallsStarted(1)]);
         assert!(started.is_recorded());
-        let paused = after(started, &[CallPaused(Approval)]);
+        let paused = after(started, &[CallPaused(APPROVAL)]);
         assert!(paused.is_recorded() && paused.paused_since().is_some());
         assert!(!after(recovered, &[Resumed]).is_recorded());
-        assert!(!after(paused, &[CallResumed(Approval)]).is_recorded());
+        assert!(!after(paused, &[CallResumed(APPROVAL)]).is_recorded());
     }
 
     #[test]
     fn a_held_turn_and_held_calls_pause_their_run() {
-        assert!(is_paused(&[CallPaused(TurnHeld)]));
-        assert!(!is_paused(&[CallPaused(TurnHeld), CallResumed(TurnHeld)]));
-        let one_held = [CallsStarted(2), CallPaused(CallHeld)];
+        assert!(is_paused(&[CallPaused(TURN_HELD)]));
+        assert!(!is_paused(&[CallPaused(TURN_HELD), CallResumed(TURN_HELD)]));
+        let one_held = [CallsStarted(2), CallPaused(CALL_HELD)];
         assert!(!is_paused(&one_held));
         assert!(is_paused(&[
             CallsStarted(2),
-            CallPaused(CallHeld),
-            CallPaused(CallHeld)
+            CallPaused(CALL_HELD),
+            CallPaused(CALL_HELD)
         ]));
     }
 
     #[test]
     fn an_approval_comes_before_a_resume_and_a_batch() {
         let waiting_for = |events: &[PauseEvent]| after(Pause::default(), events).waiting_for();
-        assert_eq!(waiting_for(&[CallPaused(Batch)]), WaitingFor::Batch);
+        assert_eq!(waiting_for(&[CallPaused(BATCH)]), WaitingFor::Batch);
         let held = [
             CallsStarted(2),
             ChildPaused(WaitingFor::Batch),
-            CallPaused(CallHeld),
+            CallPaused(CALL_HELD),
         ];
         assert_eq!(waiting_for(&held), WaitingFor::Resume);
         let child = ChildPaused(WaitingFor::Resume);
-        let approval = [CallsStarted(2), child, CallPaused(Approval)];
+        let approval = [CallsStarted(2), child, CallPaused(APPROVAL)];
         assert_eq!(waiting_for(&approval), WaitingFor::Approval);
         let decided = CallChanged {
-            from: Approval,
-            to: CallHeld,
+            from: APPROVAL,
+            to: CALL_HELD,
         };
         assert_eq!(
             waiting_for(&[approval.as_slice(), &[decided]].concat()),

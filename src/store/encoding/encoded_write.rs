@@ -12,7 +12,7 @@ use crate::domain::run::{Outcome, RunId};
 use crate::record::entry::RecordedEntry;
 use crate::record::event::Origin;
 use crate::record::stored::{self, StoredEntries};
-use crate::store::encoding::approval_changes::{self, ApprovalChange};
+use crate::store::encoding::input_changes::{self, InputChange};
 use crate::store::encoding::notified_event::{self, NotifiedEvent};
 use crate::store::encoding::{run_values, turns};
 use crate::store::turn_record::SharedText;
@@ -28,8 +28,8 @@ pub struct EncodedWrite {
     pub change: Change,
     pub entries: Option<StoredEntries>,
     pub events: Vec<Event>,
-    /// What its events change of the calls that wait for approval.
-    pub approvals: Vec<ApprovalChange>,
+    /// What its events change of the pending inputs.
+    pub inputs: Vec<InputChange>,
     /// The pictures and files in its entries, each once.
     pub attachments: Vec<Attachment>,
     pub deliveries: Vec<NewDelivery>,
@@ -56,7 +56,7 @@ impl EncodedWrite {
             entries: stored::encode(&write.entries).map_err(|error| {
                 StoreError::Backend(format!("an entry could not be written: {error}"))
             })?,
-            approvals: approval_changes::changes(&events),
+            inputs: input_changes::changes(&events),
             attachments: distinct_attachments(&write.entries),
             deliveries: write.deliveries,
             notified_event: notified_event::notified_event(write.origin.root_id, &events),

@@ -167,7 +167,7 @@ impl DoomedRuns {
             Sql::DeleteClaims,
             Sql::DeleteDeliveries,
             Sql::DeletePushConfigs,
-            Sql::DeleteApprovals,
+            Sql::DeleteInputs,
             Sql::DeleteScores,
             Sql::DeleteScorings,
             Sql::DeleteOwnDefinitions,

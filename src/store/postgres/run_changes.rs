@@ -74,7 +74,7 @@ fn insert() -> String {
 /// Ends a run, and returns what is counted of it: its own values and those of its root.
 fn finish(fence: &str, change: (&str, &str)) -> String {
     let changed = update(change, &format!("r.id, {ENDED_COLUMNS}"));
-    let decided = ", decided AS (DELETE FROM approvals a USING changed WHERE a.run = changed.id)";
+    let decided = ", decided AS (DELETE FROM inputs a USING changed WHERE a.run = changed.id)";
     let columns = format!(
         ", {}, {ENDED_ROOT_COLUMNS}",
         ENDED_COLUMNS.replace("r.", "changed.")

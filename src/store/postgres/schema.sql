@@ -164,7 +164,7 @@ CREATE TABLE attachments (hash bytea PRIMARY KEY, data bytea NOT NULL);
 ALTER TABLE attachments ALTER COLUMN data SET STORAGE EXTERNAL;
 CREATE TABLE attachment_uses (run uuid NOT NULL, hash bytea NOT NULL, PRIMARY KEY (run, hash));
 CREATE INDEX attachment_users ON attachment_uses (hash);
-CREATE TABLE approvals (
+CREATE TABLE inputs (
   run uuid NOT NULL,
   seq bigint NOT NULL,
   root uuid NOT NULL,
@@ -173,8 +173,8 @@ CREATE TABLE approvals (
   request text NOT NULL,
   PRIMARY KEY (run, seq)
 );
-CREATE INDEX approvals_root ON approvals (root, run, seq);
-CREATE INDEX approvals_owner ON approvals (owner, run, seq) WHERE owner IS NOT NULL;
+CREATE INDEX inputs_root ON inputs (root, run, seq);
+CREATE INDEX inputs_owner ON inputs (owner, run, seq) WHERE owner IS NOT NULL;
 CREATE TABLE deliveries (
   id uuid PRIMARY KEY,
   run uuid NOT NULL,

@@ -127,10 +127,10 @@ statements! {
     ExplainWrite: "SELECT t.node, t.epoch, r.finished_at, r.status FROM runs root LEFT JOIN trees t ON t.root = root.id \
          LEFT JOIN runs r ON r.id = :run WHERE root.id = :root",
     /// `back` is the number of events after the one that requests the approval, in the same write.
-    InsertApproval: "INSERT INTO approvals (run, seq, root, owner, call, request) \
+    InsertInput: "INSERT INTO inputs (run, seq, root, owner, call, request) \
          SELECT r.id, t.last_event - :back, r.root, r.owner, :call, :request \
          FROM runs r JOIN trees t ON t.root = r.root WHERE r.id = :run",
-    DeleteApproval: "DELETE FROM approvals WHERE run = :run AND call = :call",
+    DeleteInput: "DELETE FROM inputs WHERE run = :run AND call = :call",
     DeleteSessions: "DELETE FROM sessions s USING runs r WHERE r.id = ANY(:runs) AND s.owner = coalesce(r.owner, '') \
          AND s.name = r.session AND s.last_run = r.id",
     DeleteFreeSession: "DELETE FROM sessions s WHERE s.owner = :owner AND s.name = :session \
@@ -190,7 +190,7 @@ statements! {
     DeleteClaims: "DELETE FROM claims WHERE run = ANY(:runs)",
     DeleteDeliveries: "DELETE FROM deliveries WHERE run = ANY(:runs)",
     DeletePushConfigs: "DELETE FROM push_configs WHERE run = ANY(:runs)",
-    DeleteApprovals: "DELETE FROM approvals WHERE run = ANY(:runs)",
+    DeleteInputs: "DELETE FROM inputs WHERE run = ANY(:runs)",
     DeleteScores: "DELETE FROM scores WHERE run = ANY(:runs)",
     InsertScoring: "INSERT INTO scorings (run, scorer) VALUES (:run, :scorer) ON CONFLICT DO NOTHING",
     DeleteScorings: "DELETE FROM scorings WHERE run = ANY(:runs)",

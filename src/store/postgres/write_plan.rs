@@ -10,8 +10,8 @@ use crate::domain::period_budget::BudgetCharge;
 use crate::domain::run::RunId;
 use crate::domain::webhook::DeliveryId;
 use crate::ssrf;
-use crate::store::encoding::approval_changes::ApprovalChange;
 use crate::store::encoding::encoded_write::EncodedWrite;
+use crate::store::encoding::input_changes::InputChange;
 use crate::store::encoding::integers::signed;
 use crate::store::encoding::notified_event::NotifiedEvent;
 use crate::store::postgres::connection::Query;
@@ -87,8 +87,8 @@ impl WriteMemory {
         for shared in &write.shared_texts {
             queries.extend(self.inserts.store_definition(&shared.text, write.run).1);
         }
-        let approvals = write.approvals.iter();
-        queries.extend(approvals.map(|change| approval(write, change)));
+        let inputs = write.inputs.iter();
+        queries.extend(inputs.map(|change| input(write, change)));
         for attachment in &write.attachments {
             insert_attachment(write.run, attachment, queries);
         }
@@ -143,9 +143,9 @@ fn charges(change: &Change) -> &[BudgetCharge] {
     }
 }
 
-fn approval<'a>(write: &'a EncodedWrite, change: &'a ApprovalChange) -> Query<'a> {
+fn input<'a>(write: &'a EncodedWrite, change: &'a InputChange) -> Query<'a> {
     match change {
-        ApprovalChange::Requested {
+        InputChange::Requested {
             index,
             call,
             request,
@@ -154,11 +154,11 @@ fn approval<'a>(write: &'a EncodedWrite, change: &'a ApprovalChange) -> Query<'a
             let values = values! {
                 ":run": write.run, ":back": signed(later), ":call": free_text(call), ":request": request,
             };
-            Query::new(Sql::InsertApproval, values.into())
+            Query::new(Sql::InsertInput, values.into())
         }
-        ApprovalChange::Decided { call } => {
+        InputChange::Decided { call } => {
             let values = values! {":run": write.run, ":call": free_text(call)};
-            Query::new(Sql::DeleteApproval, values.into())
+            Query::new(Sql::DeleteInput, values.into())
         }
     }
 }

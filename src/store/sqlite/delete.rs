@@ -115,7 +115,7 @@ fn delete_run(
     sql.delete_push_configs
         .execute(named_params! {":run": run})?;
     sql.delete_text.execute(named_params! {":run": run})?;
-    sql.delete_approvals.execute(named_params! {":run": run})?;
+    sql.delete_inputs.execute(named_params! {":run": run})?;
     sql.delete_scores.execute(named_params! {":run": run})?;
     sql.delete_scorings.execute(named_params! {":run": run})?;
     sql.delete_run.execute(named_params! {":run": run})?;

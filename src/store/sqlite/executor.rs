@@ -17,7 +17,7 @@ use crate::store::sqlite::statements::Statements;
 use crate::store::sqlite::usage_rollup::UsageRollup;
 use crate::store::sqlite::vacuum::Vacuum;
 use crate::store::sqlite::{
-    approvals, attachments, budgets, outbox, push_configs, rows, run_changes, run_inserts, sessions,
+    attachments, budgets, inputs, outbox, push_configs, rows, run_changes, run_inserts, sessions,
 };
 use crate::store::write_queue::deletions::Deletions;
 use crate::store::write_queue::failed_runs::FailedRuns;
@@ -37,8 +37,8 @@ pub struct Executor<'c> {
     last_seqs: HashMap<RunId, u64>,
     inserts: RunInserts,
     usage: UsageRollup,
-    /// Whether an approval was ever requested. Without one, no run's end has any to remove.
-    has_approvals: bool,
+    /// Whether an input was ever requested. Without one, no run's end has any to remove.
+    has_inputs: bool,
     /// Whether any run may have a configuration of push notifications.
     has_push_configs: bool,
     /// Whether events made push notifications due since [`Executor::take_new_notifications`].
@@ -56,7 +56,7 @@ impl<'c> Executor<'c> {
             last_seqs: HashMap::new(),
             inserts: RunInserts::new(connection)?,
             usage: UsageRollup::default(),
-            has_approvals: approvals::exist(connection)?,
+            has_inputs: inputs::exist(connection)?,
             has_push_configs: push_configs::exist(connection)?,
             has_new_notifications: false,
         })
@@ -202,11 +202,11 @@ impl<'c> Executor<'c> {
             let inserts = &mut self.inserts;
             inserts.store_definition(&mut self.sql, &shared.text, write.run)?;
         }
-        self.has_approvals |= !write.approvals.is_empty();
-        approvals::apply(&mut self.sql, write.run, &write.approvals, previous_seq + 1)?;
-        if self.has_approvals && matches!(write.change, Change::Finish(_)) {
+        self.has_inputs |= !write.inputs.is_empty();
+        inputs::apply(&mut self.sql, write.run, &write.inputs, previous_seq + 1)?;
+        if self.has_inputs && matches!(write.change, Change::Finish(_)) {
             let params = named_params! {":run": rows::id_bytes(&write.run)};
-            self.sql.delete_approvals.execute(params)?;
+            self.sql.delete_inputs.execute(params)?;
         }
         for attachment in &write.attachments {
             attachments::insert(&mut self.sql, write.run, attachment)?;

@@ -81,7 +81,7 @@ fn joinable(job: &Job) -> Option<&EncodedWrite> {
         && write.warnings.is_none()
         && write.turns.is_none()
         && write.shared_texts.is_empty()
-        && write.approvals.is_empty()
+        && write.inputs.is_empty()
         && write.attachments.is_empty()
         && write.deliveries.is_empty()
         && write.notified_event.is_none()

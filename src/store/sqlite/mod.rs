@@ -23,7 +23,6 @@ use crate::store::write_queue::job::Task;
 use crate::store::write_queue::queue::WriteQueue;
 use crate::store::{StoreError, run_queries};
 
-mod approvals;
 mod attachments;
 mod budgets;
 mod checkpoint;
@@ -32,6 +31,7 @@ mod delete;
 pub mod error;
 mod executor;
 mod files;
+mod inputs;
 mod joined_writes;
 mod lock;
 pub mod maintenance;

@@ -171,9 +171,9 @@ CREATE TABLE push_configs (
   PRIMARY KEY (run, id)
 ) WITHOUT ROWID;
 
--- The calls that wait for approval, with the number of the event that requested it. A call is removed with its decision, or with
+-- What people are asked for, with the number of the event that requests it. A row is removed with the answer, or with
 -- the end of its run.
-CREATE TABLE approvals (
+CREATE TABLE inputs (
   run BLOB NOT NULL,
   seq INTEGER NOT NULL,
   root BLOB NOT NULL,
@@ -182,8 +182,8 @@ CREATE TABLE approvals (
   request TEXT NOT NULL,
   PRIMARY KEY (run, seq)
 ) WITHOUT ROWID;
-CREATE INDEX approvals_root ON approvals (root);
-CREATE INDEX approvals_owner ON approvals (owner) WHERE owner IS NOT NULL;
+CREATE INDEX inputs_root ON inputs (root);
+CREATE INDEX inputs_owner ON inputs (owner) WHERE owner IS NOT NULL;
 
 -- The bytes of pictures and files, once for each digest, and which runs refer to them: the bytes are deleted with the last of
 -- these. The table has an integer key, because SQLite stores large values well in such tables.

@@ -42,7 +42,7 @@ macro_rules! statements {
 }
 
 statements! {
-    /// The writer's statements, in the order: transactions, new runs, changes of a run, the log, sessions, approvals,
+    /// The writer's statements, in the order: transactions, new runs, changes of a run, the log, sessions, inputs,
     /// attachments, deliveries, deletions,
     /// batches, schedules, usage.
     pub struct Statements {
@@ -81,10 +81,10 @@ statements! {
         session_runs: "SELECT id FROM runs INDEXED BY runs_session_names WHERE session IS NOT NULL AND owner IS :owner \
              AND session = :session ORDER BY id LIMIT :limit",
         forget_session: "UPDATE runs SET session = NULL WHERE id = :id",
-        insert_approval: "INSERT INTO approvals (run, seq, root, owner, call, request) \
+        insert_input: "INSERT INTO inputs (run, seq, root, owner, call, request) \
              SELECT id, :seq, root, owner, :call, :request FROM runs WHERE id = :run",
-        delete_approval: "DELETE FROM approvals WHERE run = :run AND call = :call",
-        delete_approvals: "DELETE FROM approvals WHERE run = :run",
+        delete_input: "DELETE FROM inputs WHERE run = :run AND call = :call",
+        delete_inputs: "DELETE FROM inputs WHERE run = :run",
         delete_scores: "DELETE FROM scores WHERE run = :run",
         insert_scoring: "INSERT OR IGNORE INTO scorings (run, scorer) VALUES (:run, :scorer)",
         delete_scorings: "DELETE FROM scorings WHERE run = :run",

@@ -49,7 +49,7 @@ pub async fn wait_for_stop(runner: Runner, mut run: Arc<Run>, stops_for_client: 
 
 /// Whether the run does nothing more before its client decides or has given results.
 pub fn is_waiting(run: &Run) -> bool {
-    let needs_client = !run.pending_approvals.is_empty() || run.waits_for_client();
+    let needs_client = !run.pending_inputs.is_empty() || run.waits_for_client();
     needs_client && run.waits_for_person()
 }
 

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 
 use crate::config::KeyScope;
 use crate::domain::run::RunId;
-use crate::store::approvals::ApprovalQuery;
+use crate::store::inputs::InputQuery;
 use crate::web::auth::{self, Principal};
 use crate::web::console::layout::{self, MAX_BADGE, Shell};
 use crate::web::error::Problem;
@@ -78,13 +78,13 @@ impl FromRequestParts<AppState> for ConsoleRequest {
         if let Err(problem) = principal.require_scope(KeyScope::Read) {
             return Err(layout::sign_in(&shell, Some(&problem)));
         }
-        let query = ApprovalQuery {
+        let query = InputQuery {
             limit: MAX_BADGE,
-            ..ApprovalQuery::default()
+            ..InputQuery::default()
         };
         // A page without the number is better than none.
         if let Ok(waiting) = approvals::visible_page(state, &principal, query).await {
-            shell.approvals = waiting.approvals.len();
+            shell.approvals = waiting.inputs.len();
         }
         let params = RawPathParams::from_request_parts(parts, state).await;
         let params = params.map(|params| {

@@ -330,9 +330,9 @@ mod tests {
     use serde_json::value::RawValue;
 
     use super::{EventKind, RunTimeline, Span, SpanKind, StepName};
-    use crate::domain::approval::ArgumentsHash;
     use crate::domain::event::Decision;
     use crate::domain::failure::{Failure, FailureCode};
+    use crate::domain::input::ArgumentsHash;
 
     fn add(timeline: &mut RunTimeline, second: i64, kind: EventKind) {
         timeline.add(kind, second * 1000);

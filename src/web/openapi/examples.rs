@@ -24,7 +24,7 @@ pub fn run() -> Value {
             "runs": 2, "input_tokens": 1616, "output_tokens": 251, "cache_read_tokens": 0, "cache_write_tokens": 0,
             "model_calls": 3, "tool_calls": 1, "cost_usd": 0.0081, "complete": true,
         },
-        "session": null, "forked_from": null, "waiting_for": null, "suspended": null, "pending_approvals": [], "warnings": [], "error": null,
+        "session": null, "forked_from": null, "waiting_for": null, "wait": null, "suspended": null, "pending_approvals": [], "warnings": [], "error": null,
         "cancel_reason": null, "label": null, "completion_status": null, "labels": {"team": "blue"}, "scores": {}, "attempt": 1,
         "created_at": CREATED_AT, "started_at": CREATED_AT, "finished_at": "2026-03-01T09:30:04.000Z", "last_event": 14,
         "links": links(ROOT),

@@ -10,13 +10,13 @@ use serde_json::value::RawValue;
 
 use crate::domain::content::Content;
 use crate::domain::failure::Failure;
-use crate::domain::run::{ForkedFrom, PendingApproval, Reused, Run, RunId, Status};
+use crate::domain::run::{ForkedFrom, PendingInput, Reused, Run, RunId, Status};
 use crate::domain::score::RunScores;
 use crate::domain::suspension::SuspensionCause;
 use crate::domain::timestamp_text;
 use crate::domain::usage::{TreeUsage, Usage};
 use crate::domain::variant::Variant;
-use crate::domain::waiting_for::WaitingFor;
+use crate::domain::waiting_for::{Wait, WaitingFor};
 use crate::domain::warning::RunWarning;
 
 /// A run: one execution of an agent.
@@ -71,10 +71,12 @@ pub struct RunView<'a> {
     forked_from: Option<ForkedFrom>,
     /// What the run waits for; null unless its status is `waiting`.
     waiting_for: Option<WaitingFor>,
+    /// The details of that; null unless the status is `waiting`.
+    wait: Option<Wait>,
     /// Why the run is suspended with its tree; null if it is not, or if another node drives it.
     suspended: Option<SuspensionCause>,
     /// The tool calls of the run and its descendants that wait for approval, at most 100.
-    pending_approvals: &'a [PendingApproval],
+    pending_approvals: &'a [PendingInput],
     /// What went wrong without failing the run.
     warnings: &'a [RunWarning],
     /// Why the run failed; null unless its status is `failed`.
@@ -129,8 +131,9 @@ impl<'a> RunView<'a> {
             session: run.session.as_deref(),
             forked_from: run.fork.as_ref().and_then(|fork| fork.from),
             waiting_for: run.waiting_for.filter(|_| run.status == Status::Waiting),
+            wait: run.wait(),
             suspended: run.suspended,
-            pending_approvals: &run.pending_approvals,
+            pending_approvals: &run.pending_inputs,
             parent_id: run.parent_id,
             root_id: run.root_id,
             depth: run.depth.0,

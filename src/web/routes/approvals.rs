@@ -15,13 +15,13 @@ use serde_json::{Map, Value, json};
 use tracing::info;
 
 use crate::config::KeyScope;
-use crate::domain::approval::ArgumentsHash;
 use crate::domain::event::Decision;
-use crate::domain::run::{PendingApproval, Run, RunId, now};
-use crate::engine::state::approval_decision::ApprovalDecision;
+use crate::domain::input::ArgumentsHash;
+use crate::domain::run::{PendingInput, Run, RunId, now};
+use crate::engine::state::input_answer::InputAnswer;
 use crate::record::entry::{self, Entry};
 use crate::store::IdempotencyClaim;
-use crate::store::approvals::{ApprovalPage, ApprovalQuery};
+use crate::store::inputs::{InputPage, InputQuery};
 use crate::web::auth::Principal;
 use crate::web::body::request_body::RequestBody;
 use crate::web::error::{Problem, quote};
@@ -137,7 +137,7 @@ impl DecisionRequest {
     ///
     /// # Errors
     /// A text for the client.
-    pub fn check_shown(&self, approval: &PendingApproval) -> Result<(), String> {
+    pub fn check_shown(&self, approval: &PendingInput) -> Result<(), String> {
         let is_approval = matches!(self.decision, Some(Verdict::Approve));
         let is_informed = self.arguments.is_some() || self.arguments_hash.is_some();
         if !approval.request.truncated || !is_approval || is_informed {
@@ -176,7 +176,7 @@ enum Verdict {
 #[schemars(rename = "ApprovalPage")]
 pub struct ApprovalsPage {
     /// The calls.
-    data: Vec<PendingApproval>,
+    data: Vec<PendingInput>,
     /// The `cursor` of the next page; null on the last page.
     next_cursor: Option<RunId>,
 }
@@ -186,7 +186,7 @@ async fn list(
     principal: Principal,
     Query(query): Query<ListQuery>,
 ) -> Result<Response, Problem> {
-    let query = ApprovalQuery {
+    let query = InputQuery {
         owner: None,
         root: filtered_run(query.root.as_ref(), &principal, &state).await?,
         after: query.cursor.map(|Cursor(id)| id),
@@ -194,7 +194,7 @@ async fn list(
     };
     let page = visible_page(&state, &principal, query).await?;
     let page = ApprovalsPage {
-        data: page.approvals,
+        data: page.inputs,
         next_cursor: page.next,
     };
     Ok(json_response(StatusCode::OK, &page))
@@ -204,17 +204,15 @@ async fn list(
 pub async fn visible_page(
     state: &AppState,
     principal: &Principal,
-    query: ApprovalQuery,
-) -> Result<ApprovalPage, Problem> {
+    query: InputQuery,
+) -> Result<InputPage, Problem> {
     let store = state.runner.store();
     let owner = principal.owner_filter().map(str::to_owned);
-    let mut page = store
-        .pending_approvals(ApprovalQuery { owner, ..query })
-        .await?;
+    let mut page = store.pending_inputs(InputQuery { owner, ..query }).await?;
     if principal.can_see_all_runs() {
         return Ok(page);
     }
-    let roots: BTreeSet<RunId> = page.approvals.iter().map(|it| it.root_id).collect();
+    let roots: BTreeSet<RunId> = page.inputs.iter().map(|it| it.root_id).collect();
     let mut visible_roots = BTreeSet::new();
     for root in roots {
         let run = store.run(root).await?.into_iter().collect();
@@ -223,7 +221,7 @@ pub async fn visible_page(
             visible_roots.insert(root);
         }
     }
-    page.approvals
+    page.inputs
         .retain(|it| visible_roots.contains(&it.root_id) && principal.can_use_agent(&it.agent));
     Ok(page)
 }
@@ -232,7 +230,7 @@ pub async fn visible_page(
 /// long for a form stay cut.
 pub async fn complete_arguments(
     state: &AppState,
-    pending: &mut [PendingApproval],
+    pending: &mut [PendingInput],
 ) -> Result<(), Problem> {
     for approval in pending.iter_mut().filter(|it| it.request.truncated) {
         let steps = entry::steps(state.runner.store().entries(approval.run_id).await?);
@@ -256,11 +254,11 @@ pub async fn with_whole_arguments<'r>(
     state: &AppState,
     run: &'r Run,
 ) -> Result<Cow<'r, Run>, Problem> {
-    if !run.pending_approvals.iter().any(|it| it.request.truncated) {
+    if !run.pending_inputs.iter().any(|it| it.request.truncated) {
         return Ok(Cow::Borrowed(run));
     }
     let mut run = run.clone();
-    complete_arguments(state, &mut run.pending_approvals).await?;
+    complete_arguments(state, &mut run.pending_inputs).await?;
     Ok(Cow::Owned(run))
 }
 
@@ -340,7 +338,7 @@ pub async fn apply(
     if arguments.is_some() {
         principal.require_scope(KeyScope::Approve)?;
     }
-    let decision = ApprovalDecision {
+    let decision = InputAnswer {
         arguments,
         arguments_hash: decision_request.arguments_hash,
         decision: match verdict {

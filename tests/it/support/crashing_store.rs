@@ -16,13 +16,13 @@ use axed::domain::webhook::{DeliveryId, Webhook};
 use axed::instruments::Histogram;
 use axed::record::entry::RecordedEntry;
 use axed::record::stored::StoredEntries;
-use axed::store::approvals::{ApprovalIndex, ApprovalPage, ApprovalQuery};
 use axed::store::batches::{
     BatchChange, BatchKey, BatchQuery, BatchRecords, LineQuery, UnusedBatches,
 };
 use axed::store::changed_runs::{ChangedPage, ChangedQuery, ChangedRuns};
 use axed::store::evals::{EvalChange, EvalQuery, EvalRecords};
 use axed::store::events::{EventLog, EventQuery};
+use axed::store::inputs::{InputIndex, InputPage, InputQuery};
 use axed::store::link_secret::{LinkSecret, LinkSecrets};
 use axed::store::memories::{
     EntryLimit, MemoryId, MemoryRecordError, MemoryRecords, NewMemoryEntry, NewestEntries,
@@ -494,12 +494,9 @@ impl LinkSecrets for CrashingStore {
     }
 }
 
-impl ApprovalIndex for CrashingStore {
-    fn pending_approvals(
-        &self,
-        query: ApprovalQuery,
-    ) -> BoxFuture<'_, Result<ApprovalPage, StoreError>> {
-        self.inner.pending_approvals(query)
+impl InputIndex for CrashingStore {
+    fn pending_inputs(&self, query: InputQuery) -> BoxFuture<'_, Result<InputPage, StoreError>> {
+        self.inner.pending_inputs(query)
     }
 }
 

@@ -4,8 +4,8 @@ use crate::web::clients::a2a::types::Part;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::domain::approval::ArgumentsHash;
-use crate::domain::run::{PendingApproval, Run};
+use crate::domain::input::ArgumentsHash;
+use crate::domain::run::{PendingInput, Run};
 use crate::store::IdempotencyClaim;
 use crate::web::auth::Principal;
 use crate::web::body::json_body::{self, Object};
@@ -34,7 +34,7 @@ struct DecisionInput {
 
 /// A text for people, and one data part for each call that waits and whose arguments can be shown.
 pub fn request_parts(run: &Run) -> Vec<Part> {
-    let pending = &run.pending_approvals;
+    let pending = &run.pending_inputs;
     let mut parts = Vec::with_capacity(pending.len() + 1);
     if !pending.is_empty() {
         parts.push(Part::text(request_text(pending)));
@@ -55,7 +55,7 @@ pub fn request_parts(run: &Run) -> Vec<Part> {
     parts
 }
 
-fn request_text(pending: &[PendingApproval]) -> String {
+fn request_text(pending: &[PendingInput]) -> String {
     let calls = pending.iter();
     let calls =
         calls.map(|approval| format!("{} wants to call {}", approval.agent, approval.request.tool));
@@ -70,7 +70,7 @@ fn request_text(pending: &[PendingApproval]) -> String {
     }
 }
 
-fn id(approval: &PendingApproval) -> String {
+fn id(approval: &PendingInput) -> String {
     format!("{}/{}", approval.run_id, approval.request.tool_call_id)
 }
 
@@ -177,8 +177,8 @@ fn approval_of<'r>(
     run: &'r Run,
     input: &DecisionInput,
     pointer: &str,
-) -> Result<&'r PendingApproval, Problem> {
-    let pending = &run.pending_approvals;
+) -> Result<&'r PendingInput, Problem> {
+    let pending = &run.pending_inputs;
     let pointer = format!("{pointer}/data/approvalId");
     match (&input.approval_id, pending.as_slice()) {
         (None, [only]) => Ok(only),

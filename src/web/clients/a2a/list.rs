@@ -50,7 +50,7 @@ pub async fn list(
         history: Some(query.history_length),
         has_artifacts: query.include_artifacts,
     };
-    let (statuses, waits_for_approval) = statuses(query.status.as_deref())?;
+    let (statuses, waits_for_input) = statuses(query.status.as_deref())?;
     let limit = query.page_size.0;
     let token = query.page_token.as_deref();
     let changed = ChangedQuery {
@@ -58,7 +58,7 @@ pub async fn list(
         owner: principal.owner_filter().map(str::to_owned),
         session: query.context_id,
         statuses,
-        waits_for_approval,
+        waits_for_input,
         since: query.status_timestamp_after.map(|Time(time)| time),
         after: query::parse("pageToken", token, "a token of this list", parse_token)?,
         limit,
@@ -109,12 +109,12 @@ async fn own_context(
         return Ok(None);
     };
     let waits_as_wanted =
-        |waits: bool| run.status != Status::Waiting || waits != run.pending_approvals.is_empty();
+        |waits: bool| run.status != Status::Waiting || waits != run.pending_inputs.is_empty();
     let is_wanted = context_id(&run) == context
         && run.parent_id.is_none()
         && run.agent == query.agent
         && query.statuses.contains(&run.status)
-        && query.waits_for_approval.is_none_or(waits_as_wanted)
+        && query.waits_for_input.is_none_or(waits_as_wanted)
         && query.since.is_none_or(|since| updated_at(&run) >= since);
     let is_visible = is_wanted && principal.can_see_run(&run, store.as_ref()).await?;
     Ok(is_visible.then(|| ChangedRun {

@@ -322,7 +322,7 @@ async fn continue_task(
         return Err(task_ended(&id, run.status.as_str()));
     }
     let subscription = state.runner.subscribe(run.id).await;
-    let waits = !run.pending_approvals.is_empty();
+    let waits = !run.pending_inputs.is_empty();
     let mut accepted = AcceptedMessage {
         run: Arc::new(run),
         is_decided: false,

@@ -76,7 +76,7 @@ pub fn working(run: &Run, time: Timestamp, text: Option<String>) -> TaskStatus {
 pub fn state_of(run: &Run) -> TaskState {
     match run.status {
         Status::Queued => TaskState::Submitted,
-        Status::Waiting if !run.pending_approvals.is_empty() => TaskState::InputRequired,
+        Status::Waiting if !run.pending_inputs.is_empty() => TaskState::InputRequired,
         Status::Running | Status::Waiting | Status::Cancelling => TaskState::Working,
         Status::Completed => TaskState::Completed,
         Status::Failed => TaskState::Failed,
@@ -91,7 +91,7 @@ pub fn is_stopped(run: &Run) -> bool {
 
 /// When the status was last changed, as far as the record tells.
 pub fn updated_at(run: &Run) -> Timestamp {
-    let requested = run.pending_approvals.iter();
+    let requested = run.pending_inputs.iter();
     let requested = requested.map(|approval| approval.request.requested_at);
     run.finished_at
         .or(requested.max())

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
-use crate::domain::approval::ArgumentsHash;
-use crate::domain::run::{PendingApproval, Run, RunId};
+use crate::domain::input::ArgumentsHash;
+use crate::domain::run::{PendingInput, Run, RunId};
 use crate::store::IdempotencyClaim;
 use crate::web::auth::Principal;
 use crate::web::clients::ag_ui::input::ResumeEntry;
@@ -25,7 +25,7 @@ pub fn interrupts(
     calls: &HashMap<String, String>,
     may_change_arguments: bool,
 ) -> Vec<Value> {
-    let pending = run.pending_approvals.iter();
+    let pending = run.pending_inputs.iter();
     let shown = pending.filter(|approval| !approval.request.truncated);
     let interrupts = shown.map(|approval| {
         let request = &approval.request;
@@ -64,7 +64,7 @@ pub fn interrupts(
     interrupts.collect()
 }
 
-fn id(approval: &PendingApproval) -> String {
+fn id(approval: &PendingInput) -> String {
     format!("{}/{}", approval.run_id, approval.request.tool_call_id)
 }
 
@@ -99,7 +99,7 @@ pub async fn decide(
     for (at, entry) in entries.into_iter().enumerate() {
         let decision = decision(&entry, at)?;
         if let Some(approval) = run
-            .pending_approvals
+            .pending_inputs
             .iter()
             .find(|it| id(it) == entry.interrupt_id)
         {
@@ -108,11 +108,11 @@ pub async fn decide(
         }
         decisions.insert(entry.interrupt_id, decision);
     }
-    let pending = run.pending_approvals.iter();
+    let pending = run.pending_inputs.iter();
     let mut pending: Vec<_> = pending
         .filter(|approval| principal.can_use_agent(&approval.agent))
         .collect();
-    let is_answered = |it: &&PendingApproval| decisions.contains_key(&id(it));
+    let is_answered = |it: &&PendingInput| decisions.contains_key(&id(it));
     let is_any_answered = pending.iter().any(is_answered);
     let mut open = pending.iter().filter(|it| !is_answered(it));
     // Those that were not shown may be left to others.

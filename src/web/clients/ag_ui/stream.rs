@@ -124,7 +124,7 @@ impl AgUiStream {
         if run.status == Status::Cancelled {
             return json!({ "type": "cancelled" });
         }
-        if !run.status.is_terminal() && !run.pending_approvals.is_empty() {
+        if !run.status.is_terminal() && !run.pending_inputs.is_empty() {
             let interrupts = interrupts::interrupts(
                 run,
                 &self.transcript.calls,

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::config::KeyScope;
-use crate::domain::run::{PendingApproval, Run};
+use crate::domain::run::{PendingInput, Run};
 use crate::domain::terminal_text::{escape_json, sanitize_line};
 use crate::web::auth::Principal;
 use crate::web::body::json_body;
@@ -62,7 +62,7 @@ pub async fn input_requests(
     forms: Forms,
 ) -> Result<InputRequests, Problem> {
     let run = approvals::with_whole_arguments(state, run).await?;
-    let shown = run.pending_approvals.iter();
+    let shown = run.pending_inputs.iter();
     let shown = shown.filter(|approval| !approval.request.truncated);
     let requests = shown.map(|approval| {
         let request = InputRequest::deserialize(form(approval, forms))
@@ -85,11 +85,11 @@ pub async fn input_required(
     ))
 }
 
-fn key(approval: &PendingApproval) -> String {
+fn key(approval: &PendingInput) -> String {
     format!("{}/{}", approval.run_id, approval.request.tool_call_id)
 }
 
-fn form(approval: &PendingApproval, forms: Forms) -> Value {
+fn form(approval: &PendingInput, forms: Forms) -> Value {
     // A person decides on what is shown, also on characters that are invisible or change the order of others.
     let arguments = &escape_json(approval.request.arguments.get());
     let message = format!(
@@ -141,7 +141,7 @@ pub async fn apply(
 ) -> Result<bool, Problem> {
     let mut is_decided = false;
     let run = approvals::with_whole_arguments(state, run).await?;
-    for approval in &run.pending_approvals {
+    for approval in &run.pending_inputs {
         let key = key(approval);
         let Some(response) = responses.get(&key) else {
             continue;
@@ -171,10 +171,7 @@ pub async fn apply(
 }
 
 /// `None` if the user closed the form without a decision.
-fn decision(
-    approval: &PendingApproval,
-    response: &Value,
-) -> Result<Option<DecisionRequest>, String> {
+fn decision(approval: &PendingInput, response: &Value) -> Result<Option<DecisionRequest>, String> {
     let response = ElicitResult::deserialize(response);
     let response = response.map_err(|error| json_body::describe(&error))?;
     match response.action {
@@ -199,7 +196,7 @@ fn decision(
 
 /// The arguments of the form; `None` if they are the model's.
 fn changed_arguments(
-    approval: &PendingApproval,
+    approval: &PendingInput,
     text: Option<&str>,
 ) -> Result<Option<Map<String, Value>>, String> {
     let Some(text) = text.filter(|text| !text.trim().is_empty()) else {

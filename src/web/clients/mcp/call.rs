@@ -180,7 +180,7 @@ async fn start_run(
 
 /// The run as if it did not wait, so that its pending approvals are shown again.
 fn showing_approvals(mut run: Run) -> Arc<Run> {
-    run.pending_approvals.clear();
+    run.pending_inputs.clear();
     run.waiting_for = None;
     Arc::new(run)
 }

@@ -117,7 +117,7 @@ async fn payload(
         Ok(Value::Object(object)) => Ok::<JsonObject, _>(object),
         _ => Err(Problem::internal("a task's result cannot be serialized")),
     };
-    let forms = forms.filter(|_| !run.pending_approvals.is_empty());
+    let forms = forms.filter(|_| !run.pending_inputs.is_empty());
     Ok(match run.status {
         Status::Completed | Status::Failed => TaskPayload::Completed {
             result: object(serde_json::to_value(call_result::from_run(run, true)))?,
@@ -137,8 +137,8 @@ fn status_message(run: &Run) -> Option<String> {
         Status::Completed => return None,
         Status::Failed => run.error.as_ref()?.message.clone(),
         Status::Cancelled => run.cancel_reason.clone()?,
-        Status::Waiting if !run.pending_approvals.is_empty() => {
-            let tools = run.pending_approvals.iter();
+        Status::Waiting if !run.pending_inputs.is_empty() => {
+            let tools = run.pending_inputs.iter();
             let tools: Vec<&str> = tools.map(|it| it.request.tool.as_str()).collect();
             format!("waits for approval of {}", tools.join(", "))
         }

@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::config::KeyScope;
 use crate::domain::http_placement::push_encoded;
-use crate::domain::run::{PendingApproval, Run, RunId, now};
+use crate::domain::run::{PendingInput, Run, RunId, now};
 use crate::domain::run_ref::short_id;
 use crate::web::console::diff;
 use crate::web::console::format;
@@ -23,7 +23,7 @@ const TASK_CHARS: usize = 240;
 /// Of calls of several runs. The pages of the runs are read for their tasks.
 pub async fn of_runs(
     request: &ConsoleRequest,
-    approvals: &[PendingApproval],
+    approvals: &[PendingInput],
 ) -> Result<Markup, Problem> {
     let mut tasks: HashMap<RunId, String> = HashMap::new();
     for approval in approvals {
@@ -32,19 +32,19 @@ pub async fn of_runs(
             unknown.insert(run.as_ref().map(task).unwrap_or_default());
         }
     }
-    let task = |approval: &PendingApproval| tasks.get(&approval.run_id).map(String::as_str);
+    let task = |approval: &PendingInput| tasks.get(&approval.run_id).map(String::as_str);
     Ok(cards(request, approvals, task).await)
 }
 
 /// Of calls of the run that the page is about, and of runs below it.
-pub async fn of_run(request: &ConsoleRequest, approvals: &[PendingApproval]) -> Markup {
+pub async fn of_run(request: &ConsoleRequest, approvals: &[PendingInput]) -> Markup {
     cards(request, approvals, |_| None).await
 }
 
 async fn cards<'t>(
     request: &ConsoleRequest,
-    approvals: &[PendingApproval],
-    task: impl Fn(&PendingApproval) -> Option<&'t str>,
+    approvals: &[PendingInput],
+    task: impl Fn(&PendingInput) -> Option<&'t str>,
 ) -> Markup {
     let mut cards = Vec::new();
     for approval in approvals {
@@ -62,7 +62,7 @@ fn task(run: &Run) -> String {
     }
 }
 
-fn may_decide(request: &ConsoleRequest, approval: &PendingApproval) -> bool {
+fn may_decide(request: &ConsoleRequest, approval: &PendingInput) -> bool {
     (request.may(KeyScope::Run) || request.may(KeyScope::Approve))
         && request.principal.can_use_agent(&approval.agent)
 }
@@ -70,7 +70,7 @@ fn may_decide(request: &ConsoleRequest, approval: &PendingApproval) -> bool {
 /// Decides only if the page has all of the arguments.
 fn card(
     request: &ConsoleRequest,
-    approval: &PendingApproval,
+    approval: &PendingInput,
     task: Option<&str>,
     change: Option<Markup>,
 ) -> Markup {
@@ -105,7 +105,7 @@ fn whole_json(json: &str) -> Markup {
 }
 
 /// What the call would do to a file, if it is one that changes a file.
-async fn file_change(request: &ConsoleRequest, approval: &PendingApproval) -> Option<Markup> {
+async fn file_change(request: &ConsoleRequest, approval: &PendingInput) -> Option<Markup> {
     #[derive(Deserialize)]
     struct Write {
         path: String,
@@ -144,11 +144,7 @@ async fn file_change(request: &ConsoleRequest, approval: &PendingApproval) -> Op
     }
 }
 
-fn decision(
-    request: &ConsoleRequest,
-    approval: &PendingApproval,
-    change: Option<Markup>,
-) -> Markup {
+fn decision(request: &ConsoleRequest, approval: &PendingInput, change: Option<Markup>) -> Markup {
     let call = &approval.request;
     let mut path = format!("/runs/{}/approvals/", approval.run_id);
     push_encoded(&mut path, &call.tool_call_id);

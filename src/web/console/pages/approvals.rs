@@ -4,7 +4,7 @@ use maud::html;
 
 use crate::config::KeyScope::{Approve, Run};
 use crate::domain::run::RunId;
-use crate::store::approvals::ApprovalQuery;
+use crate::store::inputs::InputQuery;
 use crate::web::console::layout::Page;
 use crate::web::console::pages::approval_cards;
 use crate::web::console::parts::{self, query_string};
@@ -18,25 +18,25 @@ const PAGE_SIZE: usize = 50;
 pub async fn page(request: ConsoleRequest) -> Result<Page, Problem> {
     let request = &request;
     let page: PageQuery<RunId> = request.query()?;
-    let query = ApprovalQuery {
+    let query = InputQuery {
         after: page.cursor.map(|Cursor(id)| id),
         limit: PAGE_SIZE,
-        ..ApprovalQuery::default()
+        ..InputQuery::default()
     };
     let mut page = approvals::visible_page(&request.state, &request.principal, query).await?;
-    approvals::complete_arguments(&request.state, &mut page.approvals).await?;
+    approvals::complete_arguments(&request.state, &mut page.inputs).await?;
     let next = page.next.map(|next| {
         let query = query_string(&[("cursor", &next.to_string())]);
         format!("{}?{query}", request.href("/approvals"))
     });
-    let cards = approval_cards::of_runs(request, &page.approvals).await?;
+    let cards = approval_cards::of_runs(request, &page.inputs).await?;
     let body = html! {
         div.head { h1 { "Approvals" } }
         @if request.may(Run) || request.may(Approve) { (parts::needs_scripts("Deciding")) }
         h2.sr { "Calls that wait" }
         div #list data-live="3000" {
             (cards)
-            @if page.approvals.is_empty() {
+            @if page.inputs.is_empty() {
                 (parts::empty_with("Nothing waits for approval", "Calls of tools listed under approve in an agent's file wait here for your decision:", "approve = [\"write_file\"]"))
             }
             (parts::next_page(next))

@@ -101,7 +101,7 @@ pub async fn render(
 }
 
 async fn overview(request: &ConsoleRequest, run: &Run) -> Markup {
-    let approvals = approval_cards::of_run(request, &run.pending_approvals).await;
+    let approvals = approval_cards::of_run(request, &run.pending_inputs).await;
     let tokens = &run.tree.usage.tokens;
     let mut list = vec![
         ("Id", html! { code { (run.id) } }),
@@ -183,7 +183,7 @@ async fn call_view(request: &ConsoleRequest, run: &Run, id: &str) -> Result<Mark
         .iter()
         .find(|(_, call)| call.as_deref() == Some(id));
     let pending = run
-        .pending_approvals
+        .pending_inputs
         .iter()
         .find(|it| it.request.tool_call_id == id);
     let card = match pending {

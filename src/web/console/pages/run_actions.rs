@@ -50,12 +50,12 @@ pub fn wait_notice(request: &ConsoleRequest, run: &Run) -> Markup {
             },
             (status, _) if status.is_terminal() => {},
             (_, Some(WaitingFor::Approval)) => {
-                @for pending in run.pending_approvals.iter().take(1) {
+                @for pending in run.pending_inputs.iter().take(1) {
                     div.wait {
                         b { (pending.request.tool) } " of " (pending.agent) " waits for a decision"
                         @if let Some(deadline) = pending.request.deadline { ", until " (format::instant(deadline)) }
                         "."
-                        @let others = run.pending_approvals.len() - 1;
+                        @let others = run.pending_inputs.len() - 1;
                         @if others > 0 { " " (counted(others, "other call")) " too." }
                         " " a.button href=(request.run_href(run.id)) { "Decide" }
                     }

@@ -1,10 +1,10 @@
-//! The tool calls that wait for approval. The table follows from the events: a request inserts a row, and the decision or
+//! The pending inputs of people. The table follows from the events: a request inserts a row, and the answer or
 //! the end of the run removes it, each in the transaction of its event.
 
 use rusqlite::{Connection, named_params};
 
 use crate::domain::run::RunId;
-use crate::store::encoding::approval_changes::ApprovalChange;
+use crate::store::encoding::input_changes::InputChange;
 use crate::store::encoding::integers;
 use crate::store::sqlite::rows;
 use crate::store::sqlite::statements::Statements;
@@ -13,32 +13,32 @@ use crate::store::sqlite::statements::Statements;
 pub fn apply(
     sql: &mut Statements<'_>,
     run: RunId,
-    changes: &[ApprovalChange],
+    changes: &[InputChange],
     first_seq: u64,
 ) -> rusqlite::Result<()> {
     let run = rows::id_bytes(&run);
     for change in changes {
         match change {
-            ApprovalChange::Requested {
+            InputChange::Requested {
                 index,
                 call,
                 request,
-            } => sql.insert_approval.execute(named_params! {
+            } => sql.insert_input.execute(named_params! {
                 ":run": run,
                 ":seq": integers::signed(first_seq + *index as u64),
                 ":call": call,
                 ":request": request,
             })?,
-            ApprovalChange::Decided { call } => sql
-                .delete_approval
+            InputChange::Decided { call } => sql
+                .delete_input
                 .execute(named_params! {":run": run, ":call": call})?,
         };
     }
     Ok(())
 }
 
-/// Whether any call waits for approval.
+/// Whether any input is pending.
 pub fn exist(db: &Connection) -> rusqlite::Result<bool> {
-    let sql = "SELECT EXISTS (SELECT 1 FROM approvals) AS found";
+    let sql = "SELECT EXISTS (SELECT 1 FROM inputs) AS found";
     db.query_row(sql, [], |row| row.get("found"))
 }

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::domain::approval::ArgumentsHash;
 use crate::domain::event::Decision;
+use crate::domain::input::ArgumentsHash;
 use crate::record::entry::Entry;
 use crate::store::{Change, IdempotencyClaim};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct ApprovalDecision {
+pub struct InputAnswer {
     pub decision: Decision,
     /// The reason for the model.
     pub reason: Option<String>,
@@ -28,7 +28,7 @@ pub struct ApprovalDecision {
     pub claim: Option<Box<IdempotencyClaim>>,
 }
 
-impl ApprovalDecision {
+impl InputAnswer {
     pub fn timed_out() -> Self {
         Self {
             decision: Decision::TimedOut,

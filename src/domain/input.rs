@@ -16,7 +16,7 @@ const MAX_ARGUMENTS_BYTES: usize = 2 << 10;
 
 /// What a person has to decide on.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct ApprovalRequest {
+pub struct InputRequest {
     /// The id of the tool call.
     pub tool_call_id: String,
     /// The name of the tool.
@@ -52,7 +52,7 @@ impl ArgumentsHash {
     }
 }
 
-impl ApprovalRequest {
+impl InputRequest {
     /// Cuts the arguments to the length that is shown.
     pub fn cut_arguments(&mut self) {
         self.cut_arguments_to(MAX_ARGUMENTS_BYTES);
@@ -74,7 +74,7 @@ impl ApprovalRequest {
     }
 }
 
-impl PartialEq for ApprovalRequest {
+impl PartialEq for InputRequest {
     fn eq(&self, other: &Self) -> bool {
         self.tool_call_id == other.tool_call_id
             && self.tool == other.tool
@@ -89,13 +89,13 @@ impl PartialEq for ApprovalRequest {
 mod tests {
     use serde_json::json;
 
-    use super::{ApprovalRequest, ArgumentsHash};
+    use super::{ArgumentsHash, InputRequest};
 
     #[test]
     fn long_arguments_are_cut_once_more_without_being_quoted_again() {
         let arguments = json!({"content": "ä".repeat(5000)});
         let arguments = serde_json::value::to_raw_value(&arguments).expect("JSON");
-        let mut request = ApprovalRequest {
+        let mut request = InputRequest {
             tool_call_id: "c".to_owned(),
             tool: "write_file".to_owned(),
             arguments_hash: ArgumentsHash::compute(&arguments),

@@ -9,13 +9,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::domain::message::ToolCall;
 use crate::domain::run::RunId;
-use crate::engine::state::approval_decision::ApprovalDecision;
+use crate::engine::state::input_answer::InputAnswer;
 use crate::store::StoreError;
 use crate::telemetry::metrics::Waiting;
 use crate::tools::toolbox::Toolbox;
 
 #[derive(Default)]
-pub struct PendingApprovals {
+pub struct PendingInputs {
     waiters: Mutex<Waiters>,
     /// Held while a decision is recorded for a call of an earlier process that nobody waits for yet, and while such a
     /// call looks for its decision, so that one of the two comes first. Rare; spans a read and a write of the store.
@@ -46,7 +46,7 @@ pub struct WaitingTool {
 
 /// A decision, and where to confirm its commit.
 pub struct DecisionMessage {
-    pub decision: ApprovalDecision,
+    pub decision: InputAnswer,
     pub ack: oneshot::Sender<Result<(), StoreError>>,
 }
 
@@ -59,8 +59,8 @@ pub enum DeliveryResult {
     NotWaiting,
 }
 
-impl PendingApprovals {
-    pub fn deliver(&self, run: RunId, call: &str, decision: &ApprovalDecision) -> DeliveryResult {
+impl PendingInputs {
+    pub fn deliver(&self, run: RunId, call: &str, decision: &InputAnswer) -> DeliveryResult {
         let mut waiters = self.lock();
         let Some(entry) = waiters.get_mut(&(run, call.to_owned())) else {
             return DeliveryResult::NotWaiting;
@@ -99,16 +99,16 @@ impl PendingApprovals {
 }
 
 /// The registration of a waiting call, removed when it is dropped.
-pub struct PendingApproval<'d> {
-    approvals: &'d PendingApprovals,
+pub struct InputWait<'d> {
+    approvals: &'d PendingInputs,
     key: (RunId, String),
     settled: CancellationToken,
     pub receiver: oneshot::Receiver<DecisionMessage>,
 }
 
-impl<'d> PendingApproval<'d> {
+impl<'d> InputWait<'d> {
     pub fn register(
-        approvals: &'d PendingApprovals,
+        approvals: &'d PendingInputs,
         run: RunId,
         tool: WaitingTool,
         requested_at: Timestamp,
@@ -146,7 +146,7 @@ impl<'d> PendingApproval<'d> {
     }
 }
 
-impl Drop for PendingApproval<'_> {
+impl Drop for InputWait<'_> {
     fn drop(&mut self) {
         self.approvals.lock().remove(&self.key);
         self.settled.cancel();

@@ -1,4 +1,4 @@
-//! Tool calls that wait for approval. The store keeps them together with the events that request and
+//! What people are asked for and have not answered. The store keeps it together with the events that request and
 //! decide them.
 
 use std::ops::ControlFlow;
@@ -6,29 +6,26 @@ use std::ops::ControlFlow;
 use futures_util::future::BoxFuture;
 use uuid::Uuid;
 
-use crate::domain::run::{PendingApproval, RunId};
+use crate::domain::run::{PendingInput, RunId};
 use crate::store::StoreError;
 use crate::store::encoding::integers::signed;
 use crate::store::engine::Engine;
 use crate::store::reader::{ReadMode, Reader};
 use crate::store::sql::row::{Row, StoreResult};
 
-/// Most calls that [`Run::pending_approvals`] has; the list has all.
+/// Most calls that [`Run::pending_inputs`] has; the list has all.
 ///
-/// [`Run::pending_approvals`]: crate::domain::run::Run::pending_approvals
-pub const MAX_RUN_APPROVALS: usize = 100;
+/// [`Run::pending_inputs`]: crate::domain::run::Run::pending_inputs
+pub const MAX_RUN_INPUTS: usize = 100;
 
-pub trait ApprovalIndex: Send + Sync + 'static {
-    /// A page of the calls that wait for approval, by age of their runs.
-    fn pending_approvals(
-        &self,
-        query: ApprovalQuery,
-    ) -> BoxFuture<'_, Result<ApprovalPage, StoreError>>;
+pub trait InputIndex: Send + Sync + 'static {
+    /// A page of the pending inputs, by age of their runs.
+    fn pending_inputs(&self, query: InputQuery) -> BoxFuture<'_, Result<InputPage, StoreError>>;
 }
 
 /// Selects the calls of a page. Conditions that are `None` match every call.
 #[derive(Clone, Debug, Default)]
-pub struct ApprovalQuery {
+pub struct InputQuery {
     /// The API key that has accepted the root.
     pub owner: Option<String>,
     /// Only calls of this root's tree.
@@ -40,17 +37,14 @@ pub struct ApprovalQuery {
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct ApprovalPage {
-    pub approvals: Vec<PendingApproval>,
-    /// [`ApprovalQuery::after`] of the next page; `None` if no more calls wait.
+pub struct InputPage {
+    pub inputs: Vec<PendingInput>,
+    /// [`InputQuery::after`] of the next page; `None` if no more calls wait.
     pub next: Option<RunId>,
 }
 
-impl<E: Engine> ApprovalIndex for E {
-    fn pending_approvals(
-        &self,
-        query: ApprovalQuery,
-    ) -> BoxFuture<'_, Result<ApprovalPage, StoreError>> {
+impl<E: Engine> InputIndex for E {
+    fn pending_inputs(&self, query: InputQuery) -> BoxFuture<'_, Result<InputPage, StoreError>> {
         self.read(ReadMode::Snapshot, move |db| {
             Box::pin(async move { page(db, &query).await })
         })
@@ -58,7 +52,7 @@ impl<E: Engine> ApprovalIndex for E {
 }
 
 /// A page of the calls that wait, by age of their runs. All calls of a run are on one page.
-async fn page(db: &Reader, query: &ApprovalQuery) -> StoreResult<ApprovalPage> {
+async fn page(db: &Reader, query: &InputQuery) -> StoreResult<InputPage> {
     // A root's tree has one owner.
     let filter = match (query.root, &query.owner) {
         (Some(_), None) => "a.root = :root",
@@ -68,7 +62,7 @@ async fn page(db: &Reader, query: &ApprovalQuery) -> StoreResult<ApprovalPage> {
     };
     // SQLite's reader stops by itself.
     let sql = format!(
-        "SELECT p.* FROM (SELECT a.run, a.seq, a.root, a.request, r.agent FROM approvals a {{CROSS |}}JOIN runs r ON r.id = a.run \
+        "SELECT p.* FROM (SELECT a.run, a.seq, a.root, a.request, r.agent FROM inputs a {{CROSS |}}JOIN runs r ON r.id = a.run \
          WHERE {filter} AND a.run > :after AND r.status IN ('running', 'waiting') \
          AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = r.root) \
          ORDER BY a.run{{, a.seq| FETCH FIRST :limit ROWS WITH TIES}}) p ORDER BY p.run, p.seq"
@@ -81,17 +75,17 @@ async fn page(db: &Reader, query: &ApprovalQuery) -> StoreResult<ApprovalPage> {
             (":limit", signed(limit as u64).into()),
         ]
     };
-    let mut page = ApprovalPage::default();
+    let mut page = InputPage::default();
     let (mut found, mut last) = (0, None);
     let add = |row: &Row<'_>| {
         let run: RunId = row.get("run")?;
-        if page.approvals.len() >= query.limit && last != Some(run) {
+        if page.inputs.len() >= query.limit && last != Some(run) {
             page.next = last;
             return Ok(ControlFlow::Break(()));
         }
         found += 1;
         last = Some(run);
-        page.approvals.extend(approval(row)?);
+        page.inputs.extend(pending_input(row)?);
         Ok(ControlFlow::Continue(()))
     };
     let first = params(query.after, query.limit.saturating_add(1));
@@ -104,11 +98,11 @@ async fn page(db: &Reader, query: &ApprovalQuery) -> StoreResult<ApprovalPage> {
 }
 
 /// `None` if the row is damaged, which hides no others.
-fn approval(row: &Row<'_>) -> StoreResult<Option<PendingApproval>> {
+fn pending_input(row: &Row<'_>) -> StoreResult<Option<PendingInput>> {
     let Ok(Some(request)) = row.json("request") else {
         return Ok(None);
     };
-    Ok(Some(PendingApproval {
+    Ok(Some(PendingInput {
         run_id: row.get("run")?,
         root_id: row.get("root")?,
         agent: row.get("agent")?,

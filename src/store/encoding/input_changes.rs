@@ -1,22 +1,22 @@
-//! What events change of the tool calls that wait for approval. Callers encode it, so the writer thread does not have to.
+//! What events change of the pending inputs of people. Callers encode it, so the writer thread does not have to.
 
-use crate::domain::approval::ApprovalRequest;
 use crate::domain::event::{Event, EventKind};
+use crate::domain::input::InputRequest;
 
-pub enum ApprovalChange {
-    /// The event with this index in its write requests approval of a call.
+pub enum InputChange {
+    /// The event with this index in its write requests an input.
     Requested {
         index: usize,
         call: String,
-        /// JSON of an [`ApprovalRequest`].
+        /// JSON of an [`InputRequest`].
         request: String,
     },
-    /// The call is decided.
+    /// The input is answered.
     Decided { call: String },
 }
 
-impl ApprovalChange {
-    pub fn requested(index: usize, mut request: ApprovalRequest) -> Self {
+impl InputChange {
+    pub fn requested(index: usize, mut request: InputRequest) -> Self {
         request.cut_arguments();
         Self::Requested {
             index,
@@ -26,7 +26,7 @@ impl ApprovalChange {
     }
 }
 
-pub fn changes(events: &[Event]) -> Vec<ApprovalChange> {
+pub fn changes(events: &[Event]) -> Vec<InputChange> {
     let change = |(index, event): (usize, &Event)| match &event.kind {
         EventKind::ApprovalRequested {
             tool_call_id,
@@ -37,7 +37,7 @@ pub fn changes(events: &[Event]) -> Vec<ApprovalChange> {
             deadline,
             ..
         } => {
-            let request = ApprovalRequest {
+            let request = InputRequest {
                 tool_call_id: tool_call_id.clone(),
                 tool: tool.clone(),
                 arguments: arguments.clone(),
@@ -46,9 +46,9 @@ pub fn changes(events: &[Event]) -> Vec<ApprovalChange> {
                 requested_at: event.time,
                 deadline: *deadline,
             };
-            Some(ApprovalChange::requested(index, request))
+            Some(InputChange::requested(index, request))
         }
-        EventKind::ApprovalDecided { tool_call_id, .. } => Some(ApprovalChange::Decided {
+        EventKind::ApprovalDecided { tool_call_id, .. } => Some(InputChange::Decided {
             call: tool_call_id.clone(),
         }),
         _ => None,
