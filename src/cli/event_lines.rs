@@ -200,6 +200,30 @@ impl EventLines {
                 let decision = decision.as_str();
                 (None, format!("{decision}{}", reason.unwrap_or_default()))
             }
+            EventKind::InputRequested {
+                question, options, ..
+            } => {
+                let options = match options.is_empty() {
+                    true => String::new(),
+                    false => format!(" ({})", options.join(" / ")),
+                };
+                let question = sanitize_line(&format!("{question}{options}"));
+                yellow(format!("asks: {question}"))
+            }
+            EventKind::InputAnswered {
+                outcome,
+                answer,
+                reason,
+                ..
+            } => {
+                let text = answer.as_deref().map(RawValue::get).or(reason.as_deref());
+                let text =
+                    text.map(|text| format!(": {}", shorten(&sanitize_line(text), MAX_RESULT)));
+                (
+                    None,
+                    format!("{}{}", outcome.as_str(), text.unwrap_or_default()),
+                )
+            }
             EventKind::MessageAdded { content, by, .. } => {
                 let content = shorten(&sanitize_line(content), MAX_RESULT);
                 let from = by_whom(by.as_deref(), "from");

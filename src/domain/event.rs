@@ -351,6 +351,51 @@ pub enum EventKind {
         #[serde(skip_serializing_if = "Option::is_none")]
         by: Option<String>,
     },
+    /// A question waits for a person's answer.
+    #[serde(rename = "input.requested")]
+    InputRequested {
+        /// The number of the turn whose reply requests the call.
+        turn: u32,
+        /// The id of the question.
+        input_id: String,
+        /// The id of the call that asks it.
+        tool_call_id: String,
+        /// The question.
+        question: String,
+        /// The JSON Schema of the answer; absent if every answer fits.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[schemars(with = "Option<serde_json::Value>")]
+        schema: Option<Arc<RawValue>>,
+        /// Suggested answers; absent without any.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        options: Vec<String>,
+        /// The MCP server that asks; absent if the model does.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        server: Option<String>,
+        /// When the wait ends if nobody answers; absent if it has no limit.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(serialize_with = "timestamp_text::serialize_option")]
+        #[schemars(with = "Option<Timestamp>")]
+        deadline: Option<Timestamp>,
+    },
+    /// The question is answered or declined, or nobody answered in time.
+    #[serde(rename = "input.answered")]
+    InputAnswered {
+        /// The id of the question.
+        input_id: String,
+        /// The outcome.
+        outcome: InputOutcome,
+        /// The answer, or the agent's default one if nobody answered in time; absent if there is none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[schemars(with = "Option<serde_json::Value>")]
+        answer: Option<Arc<RawValue>>,
+        /// Why it was declined, if a person gave a reason.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+        /// The name of the key that answered; absent without keys.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        by: Option<String>,
+    },
     /// A client added a message to the run; its next request includes it.
     #[serde(rename = "message.added")]
     MessageAdded {
@@ -570,6 +615,28 @@ impl Decision {
     }
 }
 
+/// The outcome of a question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum InputOutcome {
+    /// A person answered.
+    Answered,
+    /// A person declined to answer.
+    Declined,
+    /// Nobody answered in time.
+    TimedOut,
+}
+
+impl InputOutcome {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Answered => "answered",
+            Self::Declined => "declined",
+            Self::TimedOut => "timed_out",
+        }
+    }
+}
+
 /// A tool call of a reply.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct CalledTool {
@@ -681,6 +748,8 @@ event_names! {
         AgentReturned = "agent.returned",
         ApprovalRequested = "approval.requested",
         ApprovalDecided = "approval.decided",
+        InputRequested = "input.requested",
+        InputAnswered = "input.answered",
         MessageAdded = "message.added",
         RetryScheduled = "retry.scheduled",
         BatchSubmitted = "batch.submitted",

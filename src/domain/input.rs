@@ -1,23 +1,25 @@
-//! A tool call that waits for approval, as lists and run objects show it.
+//! What waits for a person, as lists and run objects show it: the approval of a tool call, or the answer to a question.
 
 use std::sync::Arc;
 
 use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::domain::attachment::Digest;
 use crate::domain::message::truncate_to_bytes;
 use crate::domain::timestamp_text;
+use crate::settings::choice::choice;
 
 /// The longest arguments that are shown; the run's messages have all of them.
 const MAX_ARGUMENTS_BYTES: usize = 2 << 10;
 
-/// What a person has to decide on.
+/// What a person has to decide on, or to answer.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct InputRequest {
-    /// The id of the tool call.
+    /// The id of the tool call; of a question, its own id.
     pub tool_call_id: String,
     /// The name of the tool.
     pub tool: String,
@@ -28,7 +30,7 @@ pub struct InputRequest {
     /// Whether `arguments` is only the beginning.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub truncated: bool,
-    /// When approval was requested.
+    /// When it was requested.
     #[serde(serialize_with = "timestamp_text::serialize")]
     #[schemars(with = "Timestamp")]
     pub requested_at: Timestamp,
@@ -36,6 +38,59 @@ pub struct InputRequest {
     #[serde(serialize_with = "timestamp_text::serialize_option")]
     #[schemars(with = "Option<Timestamp>")]
     pub deadline: Option<Timestamp>,
+    /// `None` if the request is for an approval.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(skip)]
+    pub question: Option<Box<Question>>,
+}
+
+/// The tool by which a model asks a person.
+pub const ASK_PERSON: &str = "ask_person";
+
+/// A question to a person.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Question {
+    /// The tool call that asks it.
+    pub call_id: String,
+    pub text: String,
+    /// The JSON Schema of the answer; without one, every answer fits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schema: Option<Arc<RawValue>>,
+    /// Suggested answers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub options: Vec<String>,
+    /// The MCP server that asks; `None` if the model does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<String>,
+}
+
+impl Question {
+    /// The schema as JSON; null if there is none.
+    pub fn schema_json(&self) -> Value {
+        let schema = self.schema.as_deref();
+        schema.map_or(Value::Null, |it| {
+            serde_json::from_str(it.get()).unwrap_or_default()
+        })
+    }
+}
+
+impl PartialEq for Question {
+    fn eq(&self, other: &Self) -> bool {
+        let schema = |it: &Self| it.schema.as_deref().map(|it| it.get().to_owned());
+        (&self.call_id, &self.text, &self.options, &self.server)
+            == (&other.call_id, &other.text, &other.options, &other.server)
+            && schema(self) == schema(other)
+    }
+}
+
+choice! {
+    /// What a person has to give.
+    pub enum InputKind {
+        /// The approval of a tool call.
+        Approval = "approval",
+        /// The answer to a question.
+        Question = "question",
+    }
 }
 
 /// Identifies the arguments of a call: the SHA-256 of their JSON.
@@ -82,6 +137,7 @@ impl PartialEq for InputRequest {
             && self.arguments_hash == other.arguments_hash
             && self.truncated == other.truncated
             && (self.requested_at, self.deadline) == (other.requested_at, other.deadline)
+            && self.question == other.question
     }
 }
 
@@ -103,6 +159,7 @@ mod tests {
             truncated: false,
             requested_at: jiff::Timestamp::UNIX_EPOCH,
             deadline: None,
+            question: None,
         };
         for max_bytes in [4096, 2048, 4096, 100] {
             request.cut_arguments_to(max_bytes);

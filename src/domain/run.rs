@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use crate::domain::content::Content;
 use crate::domain::failure::Failure;
-use crate::domain::input::InputRequest;
+use crate::domain::input::{InputRequest, Question};
 use crate::domain::score::RunScores;
 use crate::domain::suspension::SuspensionCause;
 use crate::domain::usage::{TreeUsage, Usage};
@@ -419,7 +419,7 @@ pub struct ReusedRun {
     pub tool_call_id: String,
 }
 
-/// A tool call that waits for approval.
+/// A tool call that waits for approval, or a question that waits for its answer.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[schemars(rename = "PendingApproval")]
 pub struct PendingInput {
@@ -496,6 +496,18 @@ impl Run {
             since: self.waiting_since?,
             until: deadlines.flatten().min().filter(|_| reason.is_input()),
         })
+    }
+
+    /// The calls of the run and its descendants that wait for approval.
+    pub fn pending_approvals(&self) -> impl Iterator<Item = &PendingInput> + Clone {
+        let inputs = self.pending_inputs.iter();
+        inputs.filter(|it| it.request.question.is_none())
+    }
+
+    /// The questions of the run and its descendants that wait for an answer.
+    pub fn pending_questions(&self) -> impl Iterator<Item = (&PendingInput, &Question)> + Clone {
+        let inputs = self.pending_inputs.iter();
+        inputs.filter_map(|it| Some((it, it.request.question.as_deref()?)))
     }
 
     /// Whether the run does nothing until a person resumes it, or answers what it or a descendant asks for, or until its

@@ -1,4 +1,4 @@
-//! What people are asked for and have not answered. The store keeps it together with the events that request and
+//! What waits for people. The store keeps it together with the events that request and
 //! decide them.
 
 use std::ops::ControlFlow;
@@ -6,6 +6,7 @@ use std::ops::ControlFlow;
 use futures_util::future::BoxFuture;
 use uuid::Uuid;
 
+use crate::domain::input::InputKind;
 use crate::domain::run::{PendingInput, RunId};
 use crate::store::StoreError;
 use crate::store::encoding::integers::signed;
@@ -28,6 +29,7 @@ pub trait InputIndex: Send + Sync + 'static {
 pub struct InputQuery {
     /// The API key that has accepted the root.
     pub owner: Option<String>,
+    pub kind: Option<InputKind>,
     /// Only calls of this root's tree.
     pub root: Option<RunId>,
     /// Only calls of runs that were created after this one (the cursor).
@@ -60,10 +62,11 @@ async fn page(db: &Reader, query: &InputQuery) -> StoreResult<InputPage> {
         (None, Some(_)) => "a.owner = :owner AND a.owner IS NOT NULL",
         (None, None) => "true",
     };
+    let kind = query.kind.map_or("", |_| " AND a.kind = :kind");
     // SQLite's reader stops by itself.
     let sql = format!(
         "SELECT p.* FROM (SELECT a.run, a.seq, a.root, a.request, r.agent FROM inputs a {{CROSS |}}JOIN runs r ON r.id = a.run \
-         WHERE {filter} AND a.run > :after AND r.status IN ('running', 'waiting') \
+         WHERE {filter}{kind} AND a.run > :after AND r.status IN ('running', 'waiting') \
          AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = r.root) \
          ORDER BY a.run{{, a.seq| FETCH FIRST :limit ROWS WITH TIES}}) p ORDER BY p.run, p.seq"
     );
@@ -72,6 +75,7 @@ async fn page(db: &Reader, query: &InputQuery) -> StoreResult<InputPage> {
             (":after", after.map_or(Uuid::nil(), |id| id.0).into()),
             (":root", query.root.into()),
             (":owner", query.owner.as_ref().into()),
+            (":kind", query.kind.map(InputKind::as_str).into()),
             (":limit", signed(limit as u64).into()),
         ]
     };

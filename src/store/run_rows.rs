@@ -155,7 +155,7 @@ const TREE_SUMS: &str = "{|CROSS JOIN LATERAL (WITH RECURSIVE tree AS (\
      CASE WHEN sum(cost) IS NOT NULL THEN least(sum(cost), 9223372036854775807)::bigint END AS cost, \
      least(sum(unreported), 9223372036854775807)::bigint AS unreported FROM tree) s}";
 
-/// What people are asked for by an unfinished run and its descendants, at most [`MAX_RUN_INPUTS`], as JSON.
+/// What of an unfinished run and its descendants waits for people, at most [`MAX_RUN_INPUTS`], as JSON.
 ///
 /// [`MAX_RUN_INPUTS`]: crate::store::inputs::MAX_RUN_INPUTS
 const PENDING_INPUTS: &str = "CASE WHEN r.finished_at IS NULL THEN (SELECT \

@@ -173,6 +173,8 @@ pub struct GaugeSnapshot {
     pub body_bytes: usize,
     /// Tool calls that wait for approval.
     pub approvals: Waiting,
+    /// Questions that wait for a person's answer.
+    pub questions: Waiting,
     /// Runs that wait for the results of their clients' tools.
     pub inputs: Waiting,
     /// Writes that wait for a transaction of the store.
@@ -625,6 +627,16 @@ fn render_waits(encoder: &mut TextEncoder, gauges: &GaugeSnapshot) {
         "axed_approvals_oldest_age_seconds",
         "How long the oldest of the calls has waited for approval; 0 without any.",
         FixedPoint::thousandths(gauges.approvals.age()),
+    );
+    encoder.gauge(
+        "axed_questions_pending",
+        "Questions that wait for a person's answer.",
+        gauges.questions.count,
+    );
+    encoder.gauge(
+        "axed_questions_oldest_age_seconds",
+        "How long the oldest of the questions has waited; 0 without any.",
+        FixedPoint::thousandths(gauges.questions.age()),
     );
     encoder.gauge(
         "axed_inputs_pending",

@@ -55,6 +55,7 @@ impl From<DecideError> for Problem {
             DecideError::RunNotFound(id) => Self::run_not_found(id),
             DecideError::NotPending { .. } => Self::new(ProblemCode::NothingWaits, text),
             DecideError::OtherArguments { .. } => Self::new(ProblemCode::OtherArguments, text),
+            DecideError::InvalidAnswer(_) => Self::invalid_field("/answer", text),
             DecideError::InvalidArguments(_) => Self::invalid_field("/arguments", text),
             DecideError::NotReached(_) => {
                 Self::new(ProblemCode::CallNotReached, text).with_retry_after(RETRY_INTERVAL_SECS)

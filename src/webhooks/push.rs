@@ -31,7 +31,9 @@ fn state(delivery: &DueDelivery) -> &'static str {
         Some(EventName::RunCompleted) => "TASK_STATE_COMPLETED",
         Some(EventName::RunFailed) => "TASK_STATE_FAILED",
         Some(EventName::RunCancelled) => "TASK_STATE_CANCELED",
-        Some(EventName::ApprovalRequested) => "TASK_STATE_INPUT_REQUIRED",
+        Some(EventName::ApprovalRequested | EventName::InputRequested) => {
+            "TASK_STATE_INPUT_REQUIRED"
+        }
         _ => "TASK_STATE_WORKING",
     }
 }

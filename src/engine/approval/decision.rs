@@ -1,5 +1,5 @@
-//! Decisions on tool calls that need human approval. The request and the decision are recorded before anyone acts on
-//! them, so that a restarted daemon neither requests approval twice nor forgets a decision.
+//! Decisions on tool calls that need human approval, and answers to questions. The request and the answer are recorded before
+//! anyone acts on them, so that a restarted daemon neither requests anything twice nor forgets an answer.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -13,13 +13,14 @@ use tokio::sync::oneshot;
 use crate::domain::event::{Decision, EventKind};
 use crate::domain::excerpt::ArgumentsExcerpt;
 use crate::domain::input::ArgumentsHash;
+use crate::domain::json_schema::Schema;
 use crate::domain::message::{ToolCall, shorten};
 use crate::domain::run::{Run, RunId, Status, now};
 use crate::domain::waiting_for::WaitingFor;
 use crate::engine::approval::pause;
 use crate::engine::context::{Engine, RunContext};
 use crate::engine::history::held_time;
-use crate::engine::history::run_log::{self, RecordedCalls};
+use crate::engine::history::run_log::{self, RecordedCalls, RecordedInput, RecordedInputKind};
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::deadline;
 use crate::engine::state::failures;
@@ -30,6 +31,7 @@ use crate::engine::state::turn_error::TurnError;
 use crate::record::event::MAX_CONTENT_BYTES;
 use crate::store::StoreError;
 use crate::tools::toolbox::Toolbox;
+use crate::validation;
 
 /// How long other arguments for a call wait until its run has reached the call again after a restart.
 const REACH_TIMEOUT: Duration = Duration::from_secs(10);
@@ -41,7 +43,7 @@ pub enum DecideError {
     #[error("there is no run {0}")]
     RunNotFound(RunId),
     /// The call does not wait for a decision.
-    #[error("nothing waits for a decision on the tool call \"{call}\" of {run}: {reason}")]
+    #[error("nothing waits for a decision on, or an answer to, \"{call}\" of {run}: {reason}")]
     NotPending {
         run: RunId,
         /// The call's id, shortened.
@@ -57,6 +59,9 @@ pub enum DecideError {
         /// The call's id, shortened.
         call: String,
     },
+    /// The answer does not fit the question's schema.
+    #[error("{}", .0.join("; "))]
+    InvalidAnswer(Vec<String>),
     /// The arguments do not fit the tool's schema.
     #[error("{}", .0.join("; "))]
     InvalidArguments(Vec<String>),
@@ -76,6 +81,19 @@ pub enum Permission {
     Refused(String),
 }
 
+/// What a call needs of a person.
+pub struct NeededInput<'a> {
+    /// The id of the call, or of the question.
+    pub id: &'a str,
+    pub waiting_for: WaitingFor,
+    /// How long it waits; `None` for ever.
+    pub limit: Option<Duration>,
+    /// What is recorded if nobody answers within the limit.
+    pub timed_out: InputAnswer,
+    /// Of a call that waits for approval; `None` for a question.
+    pub tool: Option<WaitingTool>,
+}
+
 /// Waits for the decision on a call. `recorded_calls` holds what an earlier process requested and received.
 pub async fn await_decision(
     context: &RunContext,
@@ -84,125 +102,134 @@ pub async fn await_decision(
     toolbox: &Arc<Toolbox>,
     call: &ToolCall,
 ) -> Result<Permission, StoreError> {
-    let requested = recorded_calls.approvals_requested.get(&call.id);
-    let requested_at = requested.map(|requested| requested.time);
     let name = shorten(&call.name, 200);
-    let decision = match look_up(context, recorded_calls, toolbox, call).await? {
-        DecisionLookup::Decided(decision) => {
-            if !context.run.is_held() {
-                pause::ensure_running(context).await?;
-            }
-            decision
-        }
-        DecisionLookup::Pending(pending) => {
-            let limit = context.run.agent.approve_timeout;
-            let since = requested_at.map_or_else(now, |at| {
-                let requests = recorded_calls.approvals_requested.values();
-                // Without other nodes the clocks are the same one.
-                let waiting_since = match context.engine.journal.store().cluster() {
-                    Some(_) => context.run.clock().waiting_since,
-                    None => None,
-                };
-                let difference = clock_difference(waiting_since, requests.map(|it| it.time));
-                at.checked_add(difference).unwrap_or(at)
-            });
-            let mut deadline = limit.map(|limit| saturating_add(since, limit));
-            let event = requested_at
-                .is_none()
-                .then(|| requested_event(turn, call, &name, deadline));
-            if let (Some(requested_at), Some(deadline)) = (requested_at, deadline.as_mut()) {
-                let held = held_time::since(context, requested_at).await?;
-                *deadline = deadline.checked_add(held).unwrap_or(Timestamp::MAX);
-            }
-            pause::pause(context, PauseReason::Call(WaitingFor::Approval), event).await?;
-            let received = receive_decision(context, pending, &call.id, deadline).await;
-            if let Err(TurnError::Store(error)) = received {
-                return Err(error);
-            }
-            match received {
-                Ok(decision) => {
-                    pause::end_call_wait(context, WaitingFor::Approval).await?;
-                    decision
-                }
-                Err(error) => {
-                    pause::unpause(context, PauseReason::Call(WaitingFor::Approval)).await?;
-                    let reason = failures::interruption_message(&context.run, &error);
-                    return Ok(Permission::Refused(reason));
-                }
-            }
-        }
+    let limit = context.run.agent.approve_timeout;
+    let input = NeededInput {
+        id: &call.id,
+        waiting_for: WaitingFor::Approval,
+        limit,
+        timed_out: InputAnswer::timed_out(),
+        tool: Some(WaitingTool {
+            toolbox: Arc::clone(toolbox),
+            call: call.clone(),
+            owner: context.run.tree.owner.as_deref().map(str::to_owned),
+        }),
     };
-    let seconds = || {
-        context
-            .run
-            .agent
-            .approve_timeout
-            .map_or(0, |it| it.as_secs())
+    let event = |deadline| requested_event(turn, call, &name, deadline);
+    let decision = match await_answer(context, recorded_calls, input, event).await? {
+        Ok(decision) => decision,
+        Err(error) => {
+            let reason = failures::interruption_message(&context.run, &error);
+            return Ok(Permission::Refused(reason));
+        }
     };
     Ok(Permission::Refused(
         match (decision.decision, decision.reason) {
-            (Decision::Approved, _) => return Ok(Permission::Granted(decision.arguments)),
+            (Decision::Approved, _) => {
+                let recorded = recorded_calls.changed_arguments.get(&call.id).cloned();
+                return Ok(Permission::Granted(decision.arguments.or(recorded)));
+            }
             (Decision::Denied, Some(reason)) => format!("The call of {name} was denied: {reason}"),
             (Decision::Denied, None) => format!("The call of {name} was denied"),
             (Decision::TimedOut, _) => format!(
                 "The call of {name} was not approved: no decision within {}s",
-                seconds()
+                limit.map_or(0, |it| it.as_secs())
             ),
         },
     ))
 }
 
-enum DecisionLookup<'a> {
-    Decided(InputAnswer),
+/// Waits for a person's answer; the inner error if the run ends before. `event` requests the input, and has its deadline.
+pub async fn await_answer(
+    context: &RunContext,
+    recorded_calls: &RecordedCalls,
+    input: NeededInput<'_>,
+    event: impl FnOnce(Option<Timestamp>) -> EventKind,
+) -> Result<Result<InputAnswer, TurnError>, StoreError> {
+    let requested = recorded_calls.inputs_requested.get(input.id);
+    let requested_at = requested.map(|requested| requested.time);
+    let pending = match look_up(context, recorded_calls, &input).await? {
+        AnswerLookup::Answered(answer) => {
+            if !context.run.is_held() {
+                pause::ensure_running(context).await?;
+            }
+            return Ok(Ok(answer));
+        }
+        AnswerLookup::Pending(pending) => pending,
+    };
+    let since = requested_at.map_or_else(now, |at| {
+        let requests = recorded_calls.inputs_requested.values();
+        // Without other nodes the clocks are the same one.
+        let waiting_since = match context.engine.journal.store().cluster() {
+            Some(_) => context.run.clock().waiting_since,
+            None => None,
+        };
+        let difference = clock_difference(waiting_since, requests.map(|it| it.time));
+        at.checked_add(difference).unwrap_or(at)
+    });
+    let mut deadline = input.limit.map(|limit| saturating_add(since, limit));
+    let event = requested_at.is_none().then(|| event(deadline));
+    if let (Some(requested_at), Some(deadline)) = (requested_at, deadline.as_mut()) {
+        let held = held_time::since(context, requested_at).await?;
+        *deadline = deadline.checked_add(held).unwrap_or(Timestamp::MAX);
+    }
+    let waiting_for = input.waiting_for;
+    pause::pause(context, PauseReason::Call(waiting_for), event).await?;
+    match receive_answer(context, pending, input, deadline).await {
+        Ok(answer) => {
+            pause::end_call_wait(context, waiting_for).await?;
+            Ok(Ok(answer))
+        }
+        Err(TurnError::Store(error)) => Err(error),
+        Err(error) => {
+            pause::unpause(context, PauseReason::Call(waiting_for)).await?;
+            Ok(Err(error))
+        }
+    }
+}
+
+enum AnswerLookup<'a> {
+    Answered(InputAnswer),
     Pending(InputWait<'a>),
 }
 
-/// The decision on a call if it is recorded; else registers the call as waiting for one.
+/// The answer if it is recorded; else registers the input as pending.
 async fn look_up<'a>(
     context: &'a RunContext,
     recorded_calls: &RecordedCalls,
-    toolbox: &Arc<Toolbox>,
-    call: &ToolCall,
-) -> Result<DecisionLookup<'a>, StoreError> {
-    if let Some(decision) = recorded_calls.decisions.get(&call.id) {
-        return Ok(DecisionLookup::Decided(InputAnswer {
-            arguments: recorded_calls.changed_arguments.get(&call.id).cloned(),
-            ..decision.clone()
-        }));
+    input: &NeededInput<'_>,
+) -> Result<AnswerLookup<'a>, StoreError> {
+    if let Some(answer) = recorded_calls.decisions.get(input.id) {
+        return Ok(AnswerLookup::Answered(answer.clone()));
     }
-    let approvals = &context.engine.pending_inputs;
+    let inputs = &context.engine.pending_inputs;
+    let run = context.run.scope.run;
+    let requested = recorded_calls.inputs_requested.get(input.id);
     let _guard;
-    if recorded_calls.approvals_requested.contains_key(&call.id) {
-        _guard = approvals.early_decision_lock.lock().await;
-        // A decision may have arrived since this run's record was read.
-        let scope = &context.run.scope;
-        let recorded_calls = run_log::load_calls(&context.engine, scope.run).await?;
-        if let Some(decision) = recorded_calls.decisions.get(&call.id) {
-            return Ok(DecisionLookup::Decided(decision.clone()));
+    if requested.is_some() {
+        _guard = inputs.early_decision_lock.lock().await;
+        // An answer may have arrived since this run's record was read.
+        let recorded_calls = run_log::load_calls(&context.engine, run).await?;
+        if let Some(answer) = recorded_calls.decisions.get(input.id) {
+            return Ok(AnswerLookup::Answered(answer.clone()));
         }
     }
-    let tool = WaitingTool {
-        toolbox: Arc::clone(toolbox),
-        call: call.clone(),
-        owner: context.run.tree.owner.as_deref().map(str::to_owned),
-    };
-    let requested = recorded_calls.approvals_requested.get(&call.id);
     let requested_at = requested.map_or_else(now, |requested| requested.time);
-    let id = context.run.scope.run;
-    let pending = InputWait::register(approvals, id, tool, requested_at);
-    Ok(DecisionLookup::Pending(pending))
+    let key = (run, input.id.to_owned());
+    let pending = InputWait::register(inputs, key, input.tool.clone(), requested_at);
+    Ok(AnswerLookup::Pending(pending))
 }
 
-/// Waits for the decision or the timeout, and commits it.
-async fn receive_decision(
+/// Waits for the answer or the timeout, and commits it.
+async fn receive_answer(
     context: &RunContext,
     mut pending: InputWait<'_>,
-    call: &str,
+    input: NeededInput<'_>,
     deadline: Option<Timestamp>,
 ) -> Result<InputAnswer, TurnError> {
     let timeout = async {
         match deadline {
-            Some(deadline) => time_out(context, deadline).await,
+            Some(deadline) => time_out(&context.run, deadline, input.limit).await,
             None => std::future::pending().await,
         }
     };
@@ -216,13 +243,13 @@ async fn receive_decision(
             }
         };
         let message = pause::within_deadline(&context.run, received).await?;
-        let (decision, ack) = match message {
-            Some(message) => (message.decision, Some(message.ack)),
-            None => (InputAnswer::timed_out(), None),
+        let (answer, ack) = match message {
+            Some(message) => (message.answer, Some(message.ack)),
+            None => (input.timed_out.clone(), None),
         };
-        let entries = vec![decision.to_entry(call)];
+        let entries = vec![answer.to_entry(input.id)];
         let journal = &context.engine.journal;
-        let committed = journal.append(&context.run, decision.to_change(), entries);
+        let committed = journal.append(&context.run, answer.to_change(), entries);
         let committed = committed.await.map(drop);
         context.run.tree.root_permit.changed.notify_waiters();
         let is_repeated = matches!(committed, Err(StoreError::AlreadyClaimed(_)));
@@ -230,12 +257,12 @@ async fn receive_decision(
             pending.renew();
         }
         if let Some(ack) = ack {
-            // The decision counts even if its client has disconnected.
+            // The answer counts even if its client has disconnected.
             let _ = ack.send(committed.clone());
         }
         if !is_repeated {
             committed?;
-            return Ok(decision);
+            return Ok(answer);
         }
     }
 }
@@ -251,15 +278,14 @@ fn clock_difference(
 }
 
 /// Resolves at the deadline, which moves by the time that a client has paused the run.
-async fn time_out(context: &RunContext, deadline: Timestamp) {
-    let run = &context.run;
-    let limit = run.agent.approve_timeout.unwrap_or_default();
+async fn time_out(run: &ActiveRun, deadline: Timestamp, limit: Option<Duration>) {
+    let limit = limit.unwrap_or_default();
     let remaining = deadline::remaining_time(now().duration_until(deadline), limit.as_secs());
     pause::sleep_unless_held(run, remaining).await;
 }
 
-/// Decides on a call, and returns once the decision is committed. A call of an earlier process can be decided before
-/// its run reaches it again.
+/// Decides on a call, or answers a question, and returns once that is committed. What an earlier process requested can be
+/// answered before its run reaches it again.
 pub async fn decide(
     engine: &Arc<Engine>,
     id: RunId,
@@ -269,8 +295,15 @@ pub async fn decide(
     if let Some(hash) = &decision.arguments_hash {
         check_hash(engine, id, call, hash).await?;
     }
+    // Its arguments can be checked only while the call waits.
+    let mut new_arguments = decision.arguments.as_ref();
+    if decision.is_to_question
+        && let Some(answer) = new_arguments.take()
+    {
+        check_answer(engine, id, call, answer).await?;
+    }
     loop {
-        if let Some(arguments) = &decision.arguments {
+        if let Some(arguments) = new_arguments {
             check_arguments(engine, id, call, arguments).await?;
         }
         match engine.pending_inputs.deliver(id, call, &decision) {
@@ -286,8 +319,7 @@ pub async fn decide(
                 () = settled.cancelled() => continue,
                 () = engine.shutdown.cancelled() => return Err(DecideError::Draining),
             },
-            // Its arguments can be checked once it waits.
-            DeliveryResult::NotWaiting if decision.arguments.is_some() => continue,
+            DeliveryResult::NotWaiting if new_arguments.is_some() => continue,
             DeliveryResult::NotWaiting => {}
         }
         // In a task of its own: a client that disconnects must not interrupt the write.
@@ -312,13 +344,38 @@ async fn check_hash(
     let run = engine.journal.store().run(id).await?;
     run.ok_or(DecideError::RunNotFound(id))?;
     let recorded_calls = run_log::load_calls(engine, id).await?;
-    match recorded_calls.approvals_requested.get(call) {
-        Some(requested) if requested.arguments_hash != *hash => Err(DecideError::OtherArguments {
-            run: id,
-            call: shorten(call, 80),
-        }),
+    let requested = recorded_calls.inputs_requested.get(call);
+    match requested.map(|it| &it.kind) {
+        Some(RecordedInputKind::Approval(recorded)) if recorded != hash => {
+            Err(DecideError::OtherArguments {
+                run: id,
+                call: shorten(call, 80),
+            })
+        }
         _ => Ok(()),
     }
+}
+
+/// Checks an answer against the schema of its question.
+async fn check_answer(
+    engine: &Engine,
+    id: RunId,
+    question: &str,
+    answer: &RawValue,
+) -> Result<(), DecideError> {
+    let run = engine.journal.store().run(id).await?;
+    let run = run.ok_or(DecideError::RunNotFound(id))?;
+    let recorded_calls = run_log::load_calls(engine, id).await?;
+    let requested = recorded_calls.inputs_requested.get(question);
+    let Some(RecordedInputKind::Question(Some(schema))) = requested.map(|it| &it.kind) else {
+        return Ok(());
+    };
+    let schema =
+        Schema::parse(Arc::clone(schema)).map_err(|why| DecideError::InvalidAnswer(vec![why]))?;
+    let checked = validation::check_raw_value(&schema, answer, run.owner.as_deref()).await;
+    checked.map_err(|errors| {
+        DecideError::InvalidAnswer(errors.iter().map(ToString::to_string).collect())
+    })
 }
 
 /// Checks arguments that a person gives for a call, once the call waits: only its run knows the tool's schema.
@@ -337,7 +394,7 @@ async fn check_arguments(
             if let Some(tool) = approvals.tool(id, call) {
                 return Ok(tool);
             }
-            find_undecided(engine, id, call).await?;
+            find_unanswered(engine, id, call, false).await?;
             tokio::select! {
                 () = registered => {}
                 () = engine.draining.cancelled() => return Err(DecideError::Draining),
@@ -356,7 +413,7 @@ async fn check_arguments(
     checked.await.map_err(DecideError::InvalidArguments)
 }
 
-/// Records a decision on a call that nobody waits for yet; false if the call waits now.
+/// Records an answer that nobody waits for yet; false if somebody waits now.
 async fn decide_early(
     engine: &Engine,
     id: RunId,
@@ -365,10 +422,12 @@ async fn decide_early(
 ) -> Result<bool, DecideError> {
     let _guard = engine.pending_inputs.early_decision_lock.lock().await;
     let _gate = engine.suspension.resume_lock.read().await;
-    if engine.pending_inputs.is_waiting(id, call) {
+    let inputs = &engine.pending_inputs;
+    if inputs.is_waiting(id, call, decision.is_to_question) {
         return Ok(false);
     }
-    let (run, active_run) = find_undecided(engine, id, call).await?;
+    let unanswered = find_unanswered(engine, id, call, decision.is_to_question);
+    let (run, active_run) = unanswered.await?;
     let entry = decision.to_entry(call);
     match active_run {
         Some(active_run) => {
@@ -387,11 +446,12 @@ async fn decide_early(
     Ok(true)
 }
 
-/// The run of a call that an earlier process requested approval for and that is not decided.
-async fn find_undecided(
+/// The run in which an earlier process requested this input, which is not answered.
+async fn find_unanswered(
     engine: &Engine,
     id: RunId,
     call: &str,
+    is_question: bool,
 ) -> Result<(Run, Option<Arc<ActiveRun>>), DecideError> {
     let run = engine.journal.store().run(id).await?;
     let run: Run = run.ok_or(DecideError::RunNotFound(id))?;
@@ -400,11 +460,18 @@ async fn find_undecided(
         return Err(not_pending(id, call, &why));
     }
     let recorded_calls = run_log::load_calls(engine, id).await?;
-    if !recorded_calls.approvals_requested.contains_key(call) {
+    let requested = recorded_calls.inputs_requested.get(call);
+    let is_of_kind =
+        |it: &RecordedInput| matches!(it.kind, RecordedInputKind::Question(_)) == is_question;
+    if !requested.is_some_and(is_of_kind) {
         return Err(not_pending(id, call, "it did not ask for one"));
     }
     if recorded_calls.decisions.contains_key(call) {
-        return Err(not_pending(id, call, "it is decided"));
+        let why = match is_question {
+            true => "it is answered",
+            false => "it is decided",
+        };
+        return Err(not_pending(id, call, why));
     }
     let active_run = engine.active_runs.get(id);
     if active_run

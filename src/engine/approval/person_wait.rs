@@ -87,6 +87,7 @@ mod tests {
                 truncated: false,
                 requested_at: Timestamp::UNIX_EPOCH,
                 deadline: None,
+                question: None,
             },
         };
         Run {

@@ -145,7 +145,10 @@ async fn next_change(events: &mut Option<Subscription>, id: RunId) -> bool {
 
 fn may_matter(event: &StoredEvent, id: RunId) -> bool {
     match event.name {
-        EventName::ApprovalRequested | EventName::ApprovalDecided => true,
+        EventName::ApprovalRequested
+        | EventName::ApprovalDecided
+        | EventName::InputRequested
+        | EventName::InputAnswered => true,
         name => event.run_id == id && (name.is_about_run() || name == EventName::TurnCompleted),
     }
 }

@@ -207,19 +207,15 @@ async fn is_decided(
     decision: &InputAnswer,
 ) -> Result<bool, StoreError> {
     let recorded_calls = run_log::load_calls(engine, request.run).await?;
-    let is_same = recorded_calls.decisions.get(call).is_some_and(|recorded| {
-        recorded.decision == decision.decision
-            && recorded.reason == decision.reason
-            && recorded.by == decision.by
-    });
-    if !is_same {
+    let Some(recorded) = recorded_calls.decisions.get(call) else {
         return Ok(false);
-    }
-    let recorded = recorded_calls
-        .changed_arguments
-        .get(call)
-        .map(|it| it.get());
-    Ok(recorded == decision.arguments.as_deref().map(RawValue::get))
+    };
+    let changed = recorded_calls.changed_arguments.get(call);
+    let arguments = recorded.arguments.as_ref().or(changed);
+    Ok(recorded.decision == decision.decision
+        && recorded.reason == decision.reason
+        && recorded.by == decision.by
+        && arguments.map(|it| it.get()) == decision.arguments.as_deref().map(RawValue::get))
 }
 
 /// Adds the message of a request once: it is recorded with an idempotency key.

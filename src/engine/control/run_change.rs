@@ -133,6 +133,7 @@ mod tests {
                 arguments_hash: None,
                 by: None,
                 claim: None,
+                is_to_question: false,
             },
             arguments,
         };

@@ -94,11 +94,19 @@ pub struct RecordedTurn {
     pub compaction: Option<Compaction>,
 }
 
-/// The request for approval of a call.
+/// A request for a person's input.
 #[derive(Clone, Debug)]
-pub struct RecordedApproval {
+pub struct RecordedInput {
     pub time: Timestamp,
-    pub arguments_hash: ArgumentsHash,
+    pub kind: RecordedInputKind,
+}
+
+#[derive(Clone, Debug)]
+pub enum RecordedInputKind {
+    /// Of a call with these arguments.
+    Approval(ArgumentsHash),
+    /// With the schema of the answer.
+    Question(Option<Arc<RawValue>>),
 }
 
 /// Tool calls that an earlier process started: they are not started, counted or recorded again. Empty for a new run.
@@ -112,8 +120,9 @@ pub struct RecordedCalls {
     pub returned: HashSet<String>,
     /// The child runs by call.
     pub children: HashMap<String, Run>,
-    /// The calls that requested approval.
-    pub approvals_requested: HashMap<String, RecordedApproval>,
+    /// By the id of the call or the question.
+    pub inputs_requested: HashMap<String, RecordedInput>,
+    /// The answers to these; the arguments that calls were approved with are in `changed_arguments`.
     pub decisions: HashMap<String, InputAnswer>,
     /// What a person approved calls with instead of the model's arguments.
     pub changed_arguments: HashMap<String, Arc<RawValue>>,
@@ -322,6 +331,7 @@ impl RecordedCalls {
                         arguments_hash: None,
                         by: by.clone(),
                         claim: None,
+                        is_to_question: false,
                     });
             }
             Entry::Compacted { .. } => self.reported_usage = None,
@@ -371,12 +381,30 @@ impl RecordedCalls {
                 arguments_hash,
                 ..
             } => {
-                let requested = RecordedApproval {
-                    time,
-                    arguments_hash: arguments_hash.clone(),
-                };
-                self.approvals_requested
+                let kind = RecordedInputKind::Approval(arguments_hash.clone());
+                let requested = RecordedInput { time, kind };
+                self.inputs_requested
                     .insert(tool_call_id.clone(), requested);
+            }
+            EventKind::InputRequested {
+                input_id, schema, ..
+            } => {
+                let kind = RecordedInputKind::Question(schema.clone());
+                let requested = RecordedInput { time, kind };
+                self.inputs_requested.insert(input_id.clone(), requested);
+            }
+            EventKind::InputAnswered {
+                input_id,
+                outcome,
+                answer,
+                reason,
+                by,
+            } => {
+                self.resume_count = 0;
+                let answers = self.decisions.entry(input_id.clone());
+                answers.or_insert_with(|| {
+                    InputAnswer::recorded(*outcome, answer.clone(), reason.clone(), by.clone())
+                });
             }
             _ => {}
         }

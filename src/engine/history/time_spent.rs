@@ -68,6 +68,15 @@ impl TimeSpent {
             EventKind::ApprovalDecided { .. } => {
                 self.waiting_calls = self.waiting_calls.saturating_sub(1);
             }
+            // The call that asks has started, but does nothing meanwhile.
+            EventKind::InputRequested { .. } => {
+                self.running_calls = self.running_calls.saturating_sub(1);
+                self.waiting_calls += 1;
+            }
+            EventKind::InputAnswered { .. } => {
+                self.waiting_calls = self.waiting_calls.saturating_sub(1);
+                self.running_calls += 1;
+            }
             _ => {}
         }
     }

@@ -239,7 +239,7 @@ async fn restore_calls(
     let has_missing_results = results.iter().any(Option::is_none);
     let is_started = |call: &ToolCall| {
         recorded_calls.started.contains_key(&call.id)
-            || recorded_calls.approvals_requested.contains_key(&call.id)
+            || recorded_calls.inputs_requested.contains_key(&call.id)
     };
     if has_missing_results && !message.tool_calls.iter().any(is_started) {
         // The earlier process had not yet checked the limits for these calls.

@@ -1,21 +1,23 @@
-//! The decision on a tool call that needed approval.
+//! What a person answered: the decision on a tool call that needed approval, or the answer to a question.
 
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::domain::event::Decision;
+use crate::domain::event::{Decision, EventKind, InputOutcome};
 use crate::domain::input::ArgumentsHash;
 use crate::record::entry::Entry;
 use crate::store::{Change, IdempotencyClaim};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct InputAnswer {
+    /// A question is answered (approved), declined (denied), or nobody answered in time.
     pub decision: Decision,
     /// The reason for the model.
     pub reason: Option<String>,
-    /// What the call is executed with instead of the model's arguments. Events have only its beginning.
+    /// What the call is executed with instead of the model's arguments, of which events have only the beginning; or the answer to
+    /// the question.
     #[serde(skip)]
     pub arguments: Option<Arc<RawValue>>,
     /// The arguments that were decided on; `None` if the client does not say. Not recorded.
@@ -26,6 +28,8 @@ pub struct InputAnswer {
     /// The idempotency key of the request, committed with the decision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<Box<IdempotencyClaim>>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_to_question: bool,
 }
 
 impl InputAnswer {
@@ -37,12 +41,69 @@ impl InputAnswer {
             arguments_hash: None,
             by: None,
             claim: None,
+            is_to_question: false,
         }
     }
 
-    pub fn to_entry(&self, call: &str) -> Entry {
+    /// The answer to a question, or why a person declines to answer it.
+    pub fn to_question(
+        answer: Result<Arc<RawValue>, Option<String>>,
+        by: Option<String>,
+        claim: Option<Box<IdempotencyClaim>>,
+    ) -> Self {
+        let (decision, arguments, reason) = match answer {
+            Ok(answer) => (Decision::Approved, Some(answer), None),
+            Err(reason) => (Decision::Denied, None, reason),
+        };
+        Self {
+            decision,
+            reason,
+            arguments,
+            by,
+            claim,
+            is_to_question: true,
+            ..Self::timed_out()
+        }
+    }
+
+    /// As the event of a question has it.
+    pub fn recorded(
+        outcome: InputOutcome,
+        answer: Option<Arc<RawValue>>,
+        reason: Option<String>,
+        by: Option<String>,
+    ) -> Self {
+        Self {
+            decision: match outcome {
+                InputOutcome::Answered => Decision::Approved,
+                InputOutcome::Declined => Decision::Denied,
+                InputOutcome::TimedOut => Decision::TimedOut,
+            },
+            reason,
+            arguments: answer,
+            by,
+            is_to_question: true,
+            ..Self::timed_out()
+        }
+    }
+
+    /// `id` is that of the call or of the question.
+    pub fn to_entry(&self, id: &str) -> Entry {
+        if self.is_to_question {
+            return Entry::Event(EventKind::InputAnswered {
+                input_id: id.to_owned(),
+                outcome: match self.decision {
+                    Decision::Approved => InputOutcome::Answered,
+                    Decision::Denied => InputOutcome::Declined,
+                    Decision::TimedOut => InputOutcome::TimedOut,
+                },
+                answer: self.arguments.clone(),
+                reason: self.reason.clone(),
+                by: self.by.clone(),
+            });
+        }
         Entry::CallDecided {
-            call_id: call.to_owned(),
+            call_id: id.to_owned(),
             decision: self.decision,
             arguments: self.arguments.clone(),
             reason: self.reason.clone(),

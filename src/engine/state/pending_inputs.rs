@@ -1,4 +1,4 @@
-//! The tool calls of this process that wait for approval, and how a decision reaches them.
+//! The inputs of people that calls of this process wait for, and how an answer reaches them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,14 +24,15 @@ pub struct PendingInputs {
     pub registered: Notify,
 }
 
-/// The waiting calls by run and call id.
+/// What waits, by run and the id of the call or the question.
 type Waiters = HashMap<(RunId, String), Waiter>;
 
 struct Waiter {
-    /// `None` if a decision is on its way.
-    sender: Option<oneshot::Sender<DecisionMessage>>,
+    /// `None` if an answer is on its way.
+    sender: Option<oneshot::Sender<AnswerMessage>>,
     settled: CancellationToken,
-    tool: WaitingTool,
+    /// Of a call that waits for approval; `None` for a question.
+    tool: Option<WaitingTool>,
     requested_at: Timestamp,
 }
 
@@ -44,9 +45,9 @@ pub struct WaitingTool {
     pub owner: Option<String>,
 }
 
-/// A decision, and where to confirm its commit.
-pub struct DecisionMessage {
-    pub decision: InputAnswer,
+/// An answer, and where to confirm its commit.
+pub struct AnswerMessage {
+    pub answer: InputAnswer,
     pub ack: oneshot::Sender<Result<(), StoreError>>,
 }
 
@@ -60,37 +61,51 @@ pub enum DeliveryResult {
 }
 
 impl PendingInputs {
-    pub fn deliver(&self, run: RunId, call: &str, decision: &InputAnswer) -> DeliveryResult {
+    pub fn deliver(&self, run: RunId, id: &str, answer: &InputAnswer) -> DeliveryResult {
         let mut waiters = self.lock();
-        let Some(entry) = waiters.get_mut(&(run, call.to_owned())) else {
+        let entry = waiters.get_mut(&(run, id.to_owned()));
+        let is_of_kind = |entry: &&mut Waiter| entry.tool.is_none() == answer.is_to_question;
+        let Some(entry) = entry.filter(is_of_kind) else {
             return DeliveryResult::NotWaiting;
         };
         let Some(sender) = entry.sender.take() else {
             return DeliveryResult::AlreadyDecided(entry.settled.clone());
         };
         let (ack, committed) = oneshot::channel();
-        let decision = decision.clone();
+        let answer = answer.clone();
         // If the call has just given up, the receiver of `ack` fails at once.
-        let _ = sender.send(DecisionMessage { decision, ack });
+        let _ = sender.send(AnswerMessage { answer, ack });
         DeliveryResult::Delivered(committed)
     }
 
-    pub fn is_waiting(&self, run: RunId, call: &str) -> bool {
-        self.lock().contains_key(&(run, call.to_owned()))
+    /// Whether a call waits for approval, or a question for its answer.
+    pub fn is_waiting(&self, run: RunId, id: &str, is_question: bool) -> bool {
+        let waiters = self.lock();
+        let waiter = waiters.get(&(run, id.to_owned()));
+        waiter.is_some_and(|waiter| waiter.tool.is_none() == is_question)
     }
 
-    /// The tool of a call that waits; `None` if no call of this process does.
+    /// The tool of a call that waits for approval; `None` if no call of this process does.
     pub fn tool(&self, run: RunId, call: &str) -> Option<WaitingTool> {
         let waiters = self.lock();
         let waiter = waiters.get(&(run, call.to_owned()))?;
-        Some(waiter.tool.clone())
+        waiter.tool.clone()
     }
 
-    /// The calls without a decision.
-    pub fn waiting(&self) -> Waiting {
+    /// The calls that wait for approval without a decision.
+    pub fn waiting_approvals(&self) -> Waiting {
+        self.waiting(|waiter| waiter.tool.is_some())
+    }
+
+    /// The questions without an answer.
+    pub fn waiting_questions(&self) -> Waiting {
+        self.waiting(|waiter| waiter.tool.is_none())
+    }
+
+    fn waiting(&self, is_counted: impl Fn(&&Waiter) -> bool) -> Waiting {
         let waiters = self.lock();
-        let undecided = waiters.values().filter(|it| it.sender.is_some());
-        Waiting::since(undecided.map(|waiter| waiter.requested_at))
+        let open = waiters.values().filter(|it| it.sender.is_some());
+        Waiting::since(open.filter(is_counted).map(|waiter| waiter.requested_at))
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiters> {
@@ -98,23 +113,23 @@ impl PendingInputs {
     }
 }
 
-/// The registration of a waiting call, removed when it is dropped.
+/// The registration of what waits, removed when it is dropped.
 pub struct InputWait<'d> {
-    approvals: &'d PendingInputs,
+    inputs: &'d PendingInputs,
     key: (RunId, String),
     settled: CancellationToken,
-    pub receiver: oneshot::Receiver<DecisionMessage>,
+    pub receiver: oneshot::Receiver<AnswerMessage>,
 }
 
 impl<'d> InputWait<'d> {
+    /// `tool` is that of a call that waits for approval; `None` for a question.
     pub fn register(
-        approvals: &'d PendingInputs,
-        run: RunId,
-        tool: WaitingTool,
+        inputs: &'d PendingInputs,
+        key: (RunId, String),
+        tool: Option<WaitingTool>,
         requested_at: Timestamp,
     ) -> Self {
         let (sender, receiver) = oneshot::channel();
-        let key = (run, tool.call.id.clone());
         let settled = CancellationToken::new();
         let waiter = Waiter {
             sender: Some(sender),
@@ -122,33 +137,33 @@ impl<'d> InputWait<'d> {
             tool,
             requested_at,
         };
-        approvals.lock().insert(key.clone(), waiter);
-        approvals.registered.notify_waiters();
+        inputs.lock().insert(key.clone(), waiter);
+        inputs.registered.notify_waiters();
         Self {
-            approvals,
+            inputs,
             key,
             settled,
             receiver,
         }
     }
 
-    /// Waits for another decision, because the one that came was refused.
+    /// Waits for another answer, because the one that came was refused.
     pub fn renew(&mut self) {
         let (sender, receiver) = oneshot::channel();
         let settled = CancellationToken::new();
         self.receiver = receiver;
-        if let Some(waiter) = self.approvals.lock().get_mut(&self.key) {
+        if let Some(waiter) = self.inputs.lock().get_mut(&self.key) {
             waiter.sender = Some(sender);
             waiter.settled = settled.clone();
         }
-        self.approvals.registered.notify_waiters();
+        self.inputs.registered.notify_waiters();
         std::mem::replace(&mut self.settled, settled).cancel();
     }
 }
 
 impl Drop for InputWait<'_> {
     fn drop(&mut self) {
-        self.approvals.lock().remove(&self.key);
+        self.inputs.lock().remove(&self.key);
         self.settled.cancel();
     }
 }

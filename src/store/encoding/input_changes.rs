@@ -1,13 +1,18 @@
 //! What events change of the pending inputs of people. Callers encode it, so the writer thread does not have to.
 
+use std::sync::Arc;
+
+use serde_json::value::RawValue;
+
 use crate::domain::event::{Event, EventKind};
-use crate::domain::input::InputRequest;
+use crate::domain::input::{ASK_PERSON, ArgumentsHash, InputKind, InputRequest, Question};
 
 pub enum InputChange {
     /// The event with this index in its write requests an input.
     Requested {
         index: usize,
         call: String,
+        kind: InputKind,
         /// JSON of an [`InputRequest`].
         request: String,
     },
@@ -21,6 +26,10 @@ impl InputChange {
         Self::Requested {
             index,
             request: serde_json::to_string(&request).unwrap_or_default(),
+            kind: match request.question {
+                Some(_) => InputKind::Question,
+                None => InputKind::Approval,
+            },
             call: request.tool_call_id,
         }
     }
@@ -45,9 +54,43 @@ pub fn changes(events: &[Event]) -> Vec<InputChange> {
                 truncated: *truncated,
                 requested_at: event.time,
                 deadline: *deadline,
+                question: None,
             };
             Some(InputChange::requested(index, request))
         }
+        EventKind::InputRequested {
+            input_id,
+            tool_call_id,
+            question,
+            schema,
+            options,
+            server,
+            deadline,
+            ..
+        } => {
+            let question = Question {
+                call_id: tool_call_id.clone(),
+                text: question.clone(),
+                schema: schema.clone(),
+                options: options.clone(),
+                server: server.clone(),
+            };
+            let arguments = Arc::from(RawValue::NULL.to_owned());
+            let request = InputRequest {
+                tool_call_id: input_id.clone(),
+                tool: ASK_PERSON.to_owned(),
+                arguments_hash: ArgumentsHash::compute(&arguments),
+                arguments,
+                truncated: false,
+                requested_at: event.time,
+                deadline: *deadline,
+                question: Some(Box::new(question)),
+            };
+            Some(InputChange::requested(index, request))
+        }
+        EventKind::InputAnswered { input_id, .. } => Some(InputChange::Decided {
+            call: input_id.clone(),
+        }),
         EventKind::ApprovalDecided { tool_call_id, .. } => Some(InputChange::Decided {
             call: tool_call_id.clone(),
         }),

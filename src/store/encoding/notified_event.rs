@@ -16,7 +16,7 @@ pub struct NotifiedEvent {
 pub fn notified_event(root: RunId, events: &[Event]) -> Option<NotifiedEvent> {
     let mut events = events.iter().rev();
     let event = events.find(|event| match event.kind.name() {
-        EventName::ApprovalRequested => true,
+        EventName::ApprovalRequested | EventName::InputRequested => true,
         EventName::RunStarted => event.run_id == root,
         name => event.run_id == root && name.is_terminal(),
     })?;

@@ -56,7 +56,7 @@ tables! {
     deletions { Id: root; }
     attachments { Bytes: hash data; }
     attachment_uses { Id: run; Bytes: hash; }
-    inputs { Id: run root; Int: seq; Text: owner request; FreeText: call; }
+    inputs { Id: run root; Int: seq; Text: owner kind request; FreeText: call; }
     deliveries {
         Id: id run; Text: event host secret_env status owner; FreeText: url body push;
         Int: created_at since tries next_at; List: attempts;

@@ -170,6 +170,7 @@ CREATE TABLE inputs (
   root uuid NOT NULL,
   owner text COLLATE "C",
   call bytea NOT NULL,
+  kind text NOT NULL,
   request text NOT NULL,
   PRIMARY KEY (run, seq)
 );

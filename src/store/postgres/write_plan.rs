@@ -148,11 +148,13 @@ fn input<'a>(write: &'a EncodedWrite, change: &'a InputChange) -> Query<'a> {
         InputChange::Requested {
             index,
             call,
+            kind,
             request,
         } => {
             let later = write.event_count().saturating_sub(*index as u64 + 1);
             let values = values! {
-                ":run": write.run, ":back": signed(later), ":call": free_text(call), ":request": request,
+                ":run": write.run, ":back": signed(later), ":call": free_text(call),
+                ":kind": kind.as_str(), ":request": request,
             };
             Query::new(Sql::InsertInput, values.into())
         }

@@ -22,11 +22,13 @@ pub fn apply(
             InputChange::Requested {
                 index,
                 call,
+                kind,
                 request,
             } => sql.insert_input.execute(named_params! {
                 ":run": run,
                 ":seq": integers::signed(first_seq + *index as u64),
                 ":call": call,
+                ":kind": kind.as_str(),
                 ":request": request,
             })?,
             InputChange::Decided { call } => sql

@@ -179,6 +179,7 @@ CREATE TABLE inputs (
   root BLOB NOT NULL,
   owner TEXT,
   call TEXT NOT NULL,
+  kind TEXT NOT NULL,
   request TEXT NOT NULL,
   PRIMARY KEY (run, seq)
 ) WITHOUT ROWID;

@@ -16,7 +16,7 @@ use tracing::info;
 
 use crate::config::KeyScope;
 use crate::domain::event::Decision;
-use crate::domain::input::ArgumentsHash;
+use crate::domain::input::{ArgumentsHash, InputKind};
 use crate::domain::run::{PendingInput, Run, RunId, now};
 use crate::engine::state::input_answer::InputAnswer;
 use crate::record::entry::{self, Entry};
@@ -188,6 +188,7 @@ async fn list(
 ) -> Result<Response, Problem> {
     let query = InputQuery {
         owner: None,
+        kind: Some(InputKind::Approval),
         root: filtered_run(query.root.as_ref(), &principal, &state).await?,
         after: query.cursor.map(|Cursor(id)| id),
         limit: query.limit.0,
@@ -200,7 +201,7 @@ async fn list(
     Ok(json_response(StatusCode::OK, &page))
 }
 
-/// A page of the calls that the principal may decide about.
+/// A page of the inputs that the principal may give.
 pub async fn visible_page(
     state: &AppState,
     principal: &Principal,
@@ -271,34 +272,42 @@ async fn decide(
     RepeatKey(key): RepeatKey,
     body: RequestBody,
 ) -> Result<Response, Problem> {
-    let claim = key.map(|key| {
-        let route = format!("POST /runs/{id}/approvals/{call}");
-        let hash = idempotency::body_hash(&body);
-        Box::new(idempotency::new_claim(
-            principal.key_name(),
-            route,
-            key,
-            hash,
-        ))
-    });
-    // Before anything is checked: the call of a repetition does not wait any more.
-    if let Some(response) = replay(&state, &links, claim.as_deref()).await? {
+    let route = format!("POST /runs/{id}/approvals/{call}");
+    let claim = claim_of(&principal, route, key, &body);
+    let applied = async {
+        let request: DecisionRequest = body.json()?;
+        apply(&state, &principal, id, &call, request, claim.clone()).await
+    };
+    answer_once(&state, &links, claim.as_deref(), applied).await
+}
+
+/// The claim of a request with this idempotency key.
+pub fn claim_of(
+    principal: &Principal,
+    route: String,
+    key: Option<String>,
+    body: &RequestBody,
+) -> Option<Box<IdempotencyClaim>> {
+    let hash = idempotency::body_hash(body);
+    let claim = |key| idempotency::new_claim(principal.key_name(), route, key, hash);
+    key.map(claim).map(Box::new)
+}
+
+/// The response once `applied` has answered what waits in a run; for a repetition, that of the first request.
+pub async fn answer_once(
+    state: &AppState,
+    links: &str,
+    claim: Option<&IdempotencyClaim>,
+    applied: impl Future<Output = Result<Run, Problem>>,
+) -> Result<Response, Problem> {
+    // Before anything is checked: what a repetition answers does not wait any more.
+    if let Some(response) = replay(state, links, claim).await? {
         return Ok(response);
     }
-    let decision_request: DecisionRequest = body.json()?;
-    match apply(
-        &state,
-        &principal,
-        id,
-        &call,
-        decision_request,
-        claim.clone(),
-    )
-    .await
-    {
-        Ok(run) => Ok(decided_response(&links, &run)),
+    match applied.await {
+        Ok(run) => Ok(decided_response(links, &run)),
         // Perhaps another request with the same key was quicker.
-        Err(problem) => match replay(&state, &links, claim.as_deref()).await? {
+        Err(problem) => match replay(state, links, claim).await? {
             Some(response) => Ok(response),
             None => Err(problem),
         },
@@ -345,9 +354,10 @@ pub async fn apply(
             Verdict::Approve => Decision::Approved,
             Verdict::Deny => Decision::Denied,
         },
-        reason: check_reason(decision_request.reason)?,
+        reason: check_reason(decision_request.reason, "/reason")?,
         by: principal.key_name().map(str::to_owned),
         claim,
+        is_to_question: false,
     };
     let run = state.runner.decide(id, call, decision).await?;
     info!(

@@ -156,7 +156,7 @@ struct ListQuery {
 #[derive(Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct RunQuery {
-    /// Seconds to wait for the run's end, at most `server.max_wait`. A run that comes to wait for approval is returned at
+    /// Seconds to wait for the run's end, at most `server.max_wait`. A run that comes to wait for a person is returned at
     /// once.
     wait: Option<Seconds>,
     /// Only these fields of the run, separated by commas. The others are absent, required or not.
@@ -212,7 +212,7 @@ pub struct CancelRequest {
 
 impl CancelRequest {
     pub fn into_reason(self) -> Result<Option<String>, Problem> {
-        check_reason(self.reason)
+        check_reason(self.reason, "/reason")
     }
 }
 
@@ -532,14 +532,15 @@ impl From<ListQuery> for RunFilter {
 }
 
 /// The reason, if it is not blank; an error if it is too long.
-pub fn check_reason(text: Option<String>) -> Result<Option<String>, Problem> {
+/// `field` is the pointer of the text.
+pub fn check_reason(text: Option<String>, field: &'static str) -> Result<Option<String>, Problem> {
     let reason = text.filter(|reason| !reason.trim().is_empty());
     if reason
         .as_ref()
         .is_some_and(|reason| reason.chars().nth(MAX_REASON).is_some())
     {
         return Err(Problem::invalid_field(
-            "/reason",
+            field,
             format!("must be at most {MAX_REASON} characters"),
         ));
     }

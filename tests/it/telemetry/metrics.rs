@@ -15,7 +15,7 @@ use crate::support::within_timeout;
 const QUICK: &str = "[retry]\ninitial_delay_ms = 1\nmax_delay_ms = 2";
 
 /// What the contract names, and of what type each is.
-const NAMES: [(&str, &str); 41] = [
+const NAMES: [(&str, &str); 43] = [
     ("axed_runs_total", "counter"),
     ("axed_runs_failed_total", "counter"),
     ("axed_runs_running", "gauge"),
@@ -43,6 +43,8 @@ const NAMES: [(&str, &str); 41] = [
     ("axed_webhook_deliveries_pending", "gauge"),
     ("axed_approvals_pending", "gauge"),
     ("axed_approvals_oldest_age_seconds", "gauge"),
+    ("axed_questions_pending", "gauge"),
+    ("axed_questions_oldest_age_seconds", "gauge"),
     ("axed_inputs_pending", "gauge"),
     ("axed_inputs_oldest_age_seconds", "gauge"),
     ("axed_budget_used", "gauge"),

@@ -2,6 +2,8 @@
 
 use maud::{Markup, html};
 
+use serde_json::value::RawValue;
+
 use crate::domain::counted::counted;
 use crate::domain::event::{Event, EventKind, EventName, STORED_EVENT_NAMES};
 use crate::domain::run::Run;
@@ -161,6 +163,19 @@ fn summary(kind: &EventKind) -> String {
             Some(reason) => format!("{}: {reason}", decision.as_str()),
             None => decision.as_str().to_owned(),
         },
+        EventKind::InputRequested { question, .. } => question.clone(),
+        EventKind::InputAnswered {
+            outcome,
+            answer,
+            reason,
+            ..
+        } => {
+            let outcome = outcome.as_str();
+            match answer.as_deref().map(RawValue::get).or(reason.as_deref()) {
+                Some(text) => format!("{outcome}: {text}"),
+                None => outcome.to_owned(),
+            }
+        }
         EventKind::MessageAdded { content, .. } => content.clone(),
         EventKind::RetryScheduled {
             wait_ms, reason, ..
