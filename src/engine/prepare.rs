@@ -15,6 +15,7 @@ use crate::domain::agent::params::Params;
 use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::agent::{Agent, Budget};
 use crate::domain::content::Content;
+use crate::domain::input::ASK_PERSON;
 use crate::domain::mcp::TOOL_NAME_SEPARATOR;
 use crate::domain::run::{RunId, Scope, now};
 use crate::domain::service::Billing;
@@ -421,6 +422,7 @@ fn check_client_tools(agent: &Agent, tools: &[ClientTool]) -> Result<(), StartEr
         (call_agent::NAME, !agent.sub_agents.is_empty()),
         (subagent::NAME, agent.subagent.is_some()),
         (recall::NAME, agent.context.recall),
+        (ASK_PERSON, agent.ask.is_some()),
     ];
     let by_settings = by_settings
         .iter()

@@ -1,12 +1,15 @@
 //! The tool contract, and the trait through which a tool starts child runs.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use schemars::JsonSchema;
+use serde_json::value::RawValue;
 
 use crate::domain::agent::AdHocSettings;
 use crate::domain::attachment::Attachment;
+use crate::domain::input::Question;
 use crate::domain::json_schema::Schema;
 use crate::domain::message::{ToolCall, ToolSpec, empty_arguments};
 use crate::domain::run::Scope;
@@ -14,6 +17,7 @@ use crate::domain::skill::READ_SKILL;
 use crate::fair::fair_semaphore::{FairSemaphore, Permit};
 use crate::workdirs::workdir::Workdir;
 
+pub mod ask_person;
 pub mod call_agent;
 pub mod deferred;
 pub mod files;
@@ -48,7 +52,7 @@ pub trait Tool: Send + Sync {
     ///
     /// The future is dropped when the run is stopped or past its deadline. Whatever the call started must end at once
     /// then: processes are killed, servers are notified. A delegating call is not dropped: it ends when its child run
-    /// has ended.
+    /// has ended. Neither is one that asks a person: it ends with its wait.
     fn call<'a>(
         &'a self,
         call: &'a ToolCall,
@@ -105,6 +109,8 @@ pub enum Effect {
     Mutating,
     /// It starts a child run, which is found again after a restart.
     Delegating,
+    /// It asks a person, whose answer is found again after a restart.
+    Asking,
 }
 
 /// The run that a call belongs to, and what the call may use.
@@ -153,6 +159,9 @@ pub trait Delegate: Send + Sync {
     fn run_ad_hoc<'a>(&'a self, request: AdHocRequest<'a>)
     -> BoxFuture<'a, Result<String, String>>;
 
+    /// Asks a person, and waits for the answer. The error says why there will be none.
+    fn ask(&self, request: AskRequest) -> BoxFuture<'_, Result<AnswerToQuestion, String>>;
+
     /// Searches the recorded conversation of the run and its session. Returns at most `limit` passages as text.
     fn recall<'a>(&'a self, query: &'a str, limit: usize) -> BoxFuture<'a, Result<String, String>>;
 
@@ -169,6 +178,27 @@ pub struct ChildRequest<'a> {
     pub task: &'a str,
     /// Additional context from the caller; `None` if blank.
     pub context: Option<&'a str>,
+}
+
+/// A question to a person.
+#[derive(Clone, Debug)]
+pub struct AskRequest {
+    /// Unique in the run, and the same whenever the call is executed again.
+    pub id: String,
+    pub question: Question,
+}
+
+#[derive(Clone, Debug)]
+pub enum AnswerToQuestion {
+    /// With JSON that fits the schema.
+    Answered(Arc<RawValue>),
+    /// Perhaps with a reason.
+    Declined(Option<String>),
+    TimedOut {
+        after: Duration,
+        /// The agent's default answer.
+        default: Option<Arc<RawValue>>,
+    },
 }
 
 /// A request for an ad-hoc sub-agent: the caller's agent with these settings.

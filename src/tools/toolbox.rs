@@ -8,6 +8,7 @@ use crate::config::AttachmentLimits;
 use crate::domain::agent::Agent;
 use crate::domain::agent::client_additions::ClientTool;
 use crate::domain::event::CalledTool;
+use crate::domain::input::ASK_PERSON;
 use crate::domain::json_schema::Schema;
 use crate::domain::mcp::TOOL_NAME_SEPARATOR;
 use crate::domain::message::{ToolCall, ToolSpec, shorten, truncate_to_bytes};
@@ -18,7 +19,7 @@ use crate::tools::deferred;
 use crate::tools::mcp::{McpToolset, UnavailableServer};
 use crate::tools::registry::ToolRegistry;
 use crate::tools::subagent::{self, Subagent};
-use crate::tools::{CallContext, Delegate, Effect, Tool, ToolOutput, recall, shell};
+use crate::tools::{CallContext, Delegate, Effect, Tool, ToolOutput, ask_person, recall, shell};
 use crate::validation;
 use crate::workdirs::workdir::Workdir;
 
@@ -71,6 +72,9 @@ impl Toolbox {
         let is_deferred = |name: &str| deferral.is_some() && name.contains(TOOL_NAME_SEPARATOR);
         if agent.context.recall {
             tools.insert(recall::NAME.to_owned(), recall::tool());
+        }
+        if agent.ask.is_some() {
+            tools.insert(ASK_PERSON.to_owned(), ask_person::tool());
         }
         let names = &agent.sub_agents;
         if !names.is_empty() {

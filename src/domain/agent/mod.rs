@@ -131,6 +131,16 @@ properties = { ticket = { type = "object", properties = { id = { type = "integer
         pub approve: Vec<String>, Unique(Ok), example = "[\"call_agent\"]";
         /// Seconds that each such call waits; then it is denied. 0 means no limit.
         pub approve_timeout: Option<Duration>, Seconds(0);
+        /// Whether the agent may ask people; absent if it may not.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub ask: Option<AskSettings>, NestedIf(|ask: &AskSettings| ask.enabled);
+        /// Seconds that each question to a person waits; then `ask_default` is the answer. 0 means no limit.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub ask_timeout: Option<Duration>, Seconds(0);
+        /// The answer to a question that nobody answers in time, as text or as JSON that fits the question's schema; null means
+        /// that the model gets an error.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub ask_default: Option<String>, Text, example = "\"Do what you think is best\"";
         /// How the agent calls others.
         pub delegation ("sub_agents_config"): Delegation, Nested;
         /// The keys of `params.extra` that a request may set.
@@ -328,6 +338,16 @@ section! {
     pub struct Limits in "AgentLimits" {
         /// The most turns of one run, which are requests to the model.
         pub max_turns: u32 = MAX_TURNS, Whole(1..=u64::from(MAX_TURNS));
+    }
+}
+
+section! {
+    /// `[ask]`: how the agent asks people.
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct AskSettings in "AgentAsk" {
+        /// Whether the agent has the tool `ask_person`.
+        pub enabled: bool, Flag;
     }
 }
 

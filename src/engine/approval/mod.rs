@@ -3,3 +3,4 @@
 pub mod decision;
 pub mod pause;
 pub mod person_wait;
+pub mod question;

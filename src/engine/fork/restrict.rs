@@ -33,6 +33,7 @@ pub fn restrict(recorded: &Agent, current: &Agent) -> Agent {
     let added = added.filter(|name| !recorded.approve.contains(name));
     agent.approve.extend(added.cloned());
     tighten_limit(&mut agent.approve_timeout, current.approve_timeout);
+    agent.ask = agent.ask.take().filter(|_| current.ask.is_some());
     agent.limits.max_turns = agent.limits.max_turns.min(current.limits.max_turns);
     tighten_limit(&mut agent.timeout, current.timeout);
     tighten_budget(&mut agent.budget, &current.budget);

@@ -604,7 +604,9 @@ fn result_playback(batch: &BatchContext, call: &ToolCall) -> Option<Arc<Playback
     let playback = batch.context.playback()?;
     let is_played = match batch.toolbox.effect(&call.name) {
         Some(Effect::Delegating) => playback.has_result_only(batch.context.run.scope.run, call),
-        // A test has no client.
+        // A test has no person.
+        Some(Effect::Asking) => true,
+        // Nor a client.
         _ => !playback.live.tools || batch.toolbox.is_client_tool(&call.name),
     };
     is_played.then_some(playback)
@@ -634,8 +636,8 @@ async fn run_tool(
     let work = batch.toolbox.call(call, &run.scope, owner, delegate);
     let work = AssertUnwindSafe(work).catch_unwind();
     let finished = match effect {
-        // A delegating call ends when its child has ended.
-        Some(Effect::Delegating) => Ok(work.await),
+        // A delegating call ends when its child has ended, and one that asks with its wait.
+        Some(Effect::Delegating | Effect::Asking) => Ok(work.await),
         _ => limits::within_deadline(run, work).await,
     };
     match finished {
@@ -695,7 +697,8 @@ fn exhausted_attempts(
             "The arguments of {tool} could not be checked: the daemon stopped too often during the check"
         ));
     }
-    let is_given_up = resume_count >= MAX_RESUMED_CALLS && effect != Some(Effect::Delegating);
+    let may_be_given_up = !matches!(effect, Some(Effect::Delegating | Effect::Asking));
+    let is_given_up = resume_count >= MAX_RESUMED_CALLS && may_be_given_up;
     is_given_up.then(|| {
         format!(
             "{tool} was given up: the daemon or its store stopped {} times during the call",

@@ -11,7 +11,7 @@ use crate::domain::event::EventKind;
 use crate::domain::message::shorten;
 use crate::domain::run::{Run, RunId};
 use crate::engine::admission::run_permits::RunPermits;
-use crate::engine::approval::pause;
+use crate::engine::approval::{pause, question};
 use crate::engine::cluster::connection;
 use crate::engine::context::RunContext;
 use crate::engine::history::run_log::{self, RecordedCalls};
@@ -28,7 +28,7 @@ use crate::engine::state::failures;
 use crate::engine::state::pause::PauseReason;
 use crate::engine::state::prompt::RunInput;
 use crate::store::{Change, StoreError};
-use crate::tools::{AdHocRequest, ChildRequest, Delegate};
+use crate::tools::{AdHocRequest, AnswerToQuestion, AskRequest, ChildRequest, Delegate};
 
 /// The loop, as a function that drives a child.
 pub type DriveFn =
@@ -133,6 +133,14 @@ impl Delegate for RunDelegate {
             let outcome = child_result::ad_hoc_result(&run);
             self.record_returned(call, &run, &outcome).await?;
             outcome
+        })
+    }
+
+    fn ask(&self, request: AskRequest) -> BoxFuture<'_, Result<AnswerToQuestion, String>> {
+        Box::pin(async move {
+            let answer = question::ask(&self.context, &self.recorded_calls, self.turn, request);
+            let answer = answer.await;
+            answer.map_err(|error| self.handle_store_error(error))?
         })
     }
 
