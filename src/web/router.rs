@@ -28,8 +28,8 @@ use crate::web::response::revalidation::{IfNoneMatch, entity_tag};
 use crate::web::route::{Route, get};
 use crate::web::routes::{
     agents, approvals, batches, create_run, deliveries, diffs, evals, events, feedback, forks,
-    health, messages, metrics, pause, recordings, rollouts, runs, schedules, scores, sessions,
-    tickets, triggers, turns, usage,
+    health, inputs, messages, metrics, pause, recordings, rollouts, runs, schedules, scores,
+    sessions, tickets, triggers, turns, usage,
 };
 use crate::web::server::middleware::{self, MiddlewareConfig};
 use crate::web::server::origin_guard::OriginGuard;
@@ -50,6 +50,7 @@ fn route_table(metrics: bool, clients: Clients) -> Vec<Route> {
         diffs::routes(),
         forks::routes(),
         approvals::routes(),
+        inputs::routes(),
         deliveries::routes(),
         scores::routes(),
         feedback::routes(),

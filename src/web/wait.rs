@@ -28,7 +28,7 @@ const EXPECTED: &str = "a wait: use seconds, such as 30 or 30s";
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct WaitQuery {
-    /// Seconds to wait for the end, at most `server.max_wait`. A run that comes to wait for approval is returned at once.
+    /// Seconds to wait for the end, at most `server.max_wait`. A run that comes to wait for a person is returned at once.
     pub wait: Option<Seconds>,
 }
 

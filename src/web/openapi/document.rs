@@ -29,6 +29,7 @@ const TAGS: &[(&str, &str)] = &[
     ("triggers", "Webhooks of other services that start runs."),
     ("sessions", "Conversations that several runs continue."),
     ("approvals", "Tool calls that wait for a person's decision."),
+    ("inputs", "Questions that wait for a person's answer."),
     (
         "scores",
         "How good people, programs and scorers say that runs are.",

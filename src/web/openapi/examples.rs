@@ -24,7 +24,7 @@ pub fn run() -> Value {
             "runs": 2, "input_tokens": 1616, "output_tokens": 251, "cache_read_tokens": 0, "cache_write_tokens": 0,
             "model_calls": 3, "tool_calls": 1, "cost_usd": 0.0081, "complete": true,
         },
-        "session": null, "forked_from": null, "waiting_for": null, "wait": null, "suspended": null, "pending_approvals": [], "warnings": [], "error": null,
+        "session": null, "forked_from": null, "waiting_for": null, "wait": null, "suspended": null, "pending_approvals": [], "pending_inputs": [], "warnings": [], "error": null,
         "cancel_reason": null, "label": null, "completion_status": null, "labels": {"team": "blue"}, "scores": {}, "attempt": 1,
         "created_at": CREATED_AT, "started_at": CREATED_AT, "finished_at": "2026-03-01T09:30:04.000Z", "last_event": 14,
         "links": links(ROOT),
@@ -184,6 +184,14 @@ pub fn pending_approval() -> Value {
         "run_id": ROOT, "root_id": ROOT, "agent": "planner", "tool_call_id": "call_2", "tool": "write_file",
         "arguments": {"path": "summary.md", "content": "The first quarter was profitable."},
         "arguments_hash": "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", "requested_at": CREATED_AT, "deadline": null,
+    })
+}
+
+pub fn pending_question() -> Value {
+    json!({
+        "id": "call_3", "run_id": ROOT, "root_id": ROOT, "agent": "planner", "call_id": "call_3",
+        "question": "In which city is the meeting?", "schema": null, "options": ["Berlin", "Munich"],
+        "since": CREATED_AT, "until": null,
     })
 }
 

@@ -4,6 +4,7 @@ pub mod conversation;
 pub mod eval;
 pub mod event_scope;
 pub mod event_stream;
+pub mod input;
 pub mod json;
 pub mod revalidation;
 pub mod run;

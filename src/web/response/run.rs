@@ -18,6 +18,7 @@ use crate::domain::usage::{TreeUsage, Usage};
 use crate::domain::variant::Variant;
 use crate::domain::waiting_for::{Wait, WaitingFor};
 use crate::domain::warning::RunWarning;
+use crate::web::response::input::InputView;
 
 /// A run: one execution of an agent.
 #[derive(Serialize, JsonSchema)]
@@ -76,7 +77,9 @@ pub struct RunView<'a> {
     /// Why the run is suspended with its tree; null if it is not, or if another node drives it.
     suspended: Option<SuspensionCause>,
     /// The tool calls of the run and its descendants that wait for approval, at most 100.
-    pending_approvals: &'a [PendingInput],
+    pending_approvals: Vec<&'a PendingInput>,
+    /// The questions of the run and its descendants that wait for a person's answer, at most 100.
+    pending_inputs: Vec<InputView<'a>>,
     /// What went wrong without failing the run.
     warnings: &'a [RunWarning],
     /// Why the run failed; null unless its status is `failed`.
@@ -133,7 +136,8 @@ impl<'a> RunView<'a> {
             waiting_for: run.waiting_for.filter(|_| run.status == Status::Waiting),
             wait: run.wait(),
             suspended: run.suspended,
-            pending_approvals: &run.pending_inputs,
+            pending_approvals: run.pending_approvals().collect(),
+            pending_inputs: run.pending_questions().map(InputView::from).collect(),
             parent_id: run.parent_id,
             root_id: run.root_id,
             depth: run.depth.0,

@@ -11,6 +11,7 @@ pub mod events;
 pub mod feedback;
 pub mod forks;
 pub mod health;
+pub mod inputs;
 pub mod messages;
 pub mod metrics;
 pub mod pause;

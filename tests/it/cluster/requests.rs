@@ -13,6 +13,7 @@ use crate::support::gate::Gate;
 use crate::support::postgres;
 use crate::support::provider::answer::{calls, hangs, says};
 use crate::tools::approvals::{careful, decide, ended_well, sent, writes, wrote};
+use crate::tools::ask_person::{answer, asks, curious, waiting};
 
 /// An agent that reads a file, once the gate opens.
 fn reader() -> Setup {
@@ -195,6 +196,34 @@ async fn any_daemon_takes_a_decision_once() {
         daemon = std::mem::replace(&mut app.daemon, daemon);
     }
     assert!(!wrote(&app, "b") && !wrote(&app, "c"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_daemon_answers_a_question_and_takes_its_run_over() {
+    let Some((mut app, mut daemon, _)) = pair(curious("")).await else {
+        return;
+    };
+    let question = || asks(json!({"question": "How many?", "schema": {"type": "integer"}}));
+    for is_killed in [false, true] {
+        app.provider.will("curious", [question(), says("done")]);
+        let (id, question) = waiting(&app, "curious").await;
+        daemon = std::mem::replace(&mut app.daemon, daemon);
+        if is_killed {
+            daemon.signal("KILL");
+        }
+        let wrong = answer(&app, &question, json!({"answer": "three"})).await;
+        assert_eq!(wrong.status, 422, "{}", wrong.text);
+        let answered = answer(&app, &question, json!({"answer": 3})).await;
+        assert_eq!(answered.status, 202, "{}", answered.text);
+        let run = app.find(&id).await.wait_for_end().await;
+        assert_eq!(run.output(), "done");
+        let events = events_of(&app, &id).await;
+        assert_eq!(count(&events, "input.requested"), 1);
+        assert_eq!(count(&events, "input.answered"), 1);
+        let again = answer(&app, &question, json!({"answer": 4})).await;
+        again.problem(409);
+        assert_eq!(code(&again), "nothing_waits");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

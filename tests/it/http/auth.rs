@@ -11,7 +11,7 @@ use crate::support::provider::answer::{calls, delegates, says};
 use crate::support::within_timeout;
 
 /// Every route that asks for a key, with the scope that it names.
-const ROUTES: [(Method, &str, &str); 43] = [
+const ROUTES: [(Method, &str, &str); 44] = [
     (Method::GET, "/agents", "read"),
     (Method::GET, "/metrics", "metrics"),
     (Method::GET, "/agents/solo", "read"),
@@ -41,6 +41,7 @@ const ROUTES: [(Method, &str, &str); 43] = [
     (Method::POST, "/runs/RUN/fork", "run"),
     (Method::GET, "/runs/RUN/diff/RUN", "read"),
     (Method::POST, "/runs/RUN/approvals/NONE", "run"),
+    (Method::POST, "/runs/RUN/inputs/NONE", "run"),
     (Method::POST, "/agents/solo/runs:batch", "run"),
     (Method::GET, "/batches", "read"),
     (Method::GET, "/batches/NONE", "read"),

@@ -209,13 +209,15 @@ enabled = true
 url = "http://127.0.0.1:9/hook"
 [subagent]
 enabled = true
+[ask]
+enabled = true
 [[mcp_servers]]
 name = "none"
 transport = "stdio"
 command = "/nowhere/at-all"
 "#;
 
-/// A planner that delegates, reads a file, waits for approval, and remembers its runs.
+/// A planner that delegates, reads a file, waits for approval and an answer, and remembers its runs.
 async fn planner_app() -> Checker {
     let app = TestApp::setup()
         .environment(
@@ -235,6 +237,10 @@ async fn planner_app() -> Checker {
             delegates([("reader", "read")]),
             calls([("read_file", json!({"path": "here.txt"}))]),
             calls([("write_file", json!({"path": "a", "content": "b"}))]),
+            calls([(
+                "ask_person",
+                json!({"question": "Which?", "schema": {"type": "integer"}, "options": ["1"]}),
+            )]),
             says("{\"done\": true}"),
             says("nothing to trim"),
         ],
@@ -247,7 +253,7 @@ fn planner_request() -> Value {
     json!({"input": "go", "labels": {"team": "blue"}, "timeout": 60, "session": "ada"})
 }
 
-/// Starts a run of the planner, and approves its tool call once it waits.
+/// Starts a run of the planner, approves its tool call once it waits, and answers its question.
 async fn approved_run(checker: &Checker) -> String {
     let route = "/agents/{name}/runs";
     let accepted = checker
@@ -265,6 +271,15 @@ async fn approved_run(checker: &Checker) -> String {
     let decide = "/runs/{id}/approvals/{tool_call_id}";
     checker
         .post(&format!("{path}/approvals/{call}"), decide, &decision, 202)
+        .await;
+    let asks = |response: &ApiResponse| response.json()["waiting_for"] == "input";
+    let waiting = checker.app.get_until(&path, asks).await;
+    checker.document.check("get", "/runs/{id}", &waiting);
+    let questions = checker.get("/inputs", "/inputs").await;
+    let question = questions["data"][0]["id"].as_str().expect("a question");
+    let (route, body) = ("/runs/{id}/inputs/{input_id}", json!({"answer": 1}));
+    checker
+        .post(&format!("{path}/inputs/{question}"), route, &body, 202)
         .await;
     let ended = checker.get(&format!("{path}?wait=30"), "/runs/{id}").await;
     assert_eq!(ended["structured"], json!({"done": true}), "{ended:#}");

@@ -52,7 +52,7 @@ async fn the_run_object_has_exactly_these_keys() {
         "id agent agent_version variant status parent_id root_id depth tool_call_id input content partial_content structured \
          model stop_reason turns input_tokens output_tokens tool_calls duration_ms tree error cancel_reason label \
          completion_status labels attempt created_at started_at finished_at last_event links waiting_for wait suspended session \
-         pending_approvals warnings forked_from scores",
+         pending_approvals pending_inputs warnings forked_from scores",
     );
     assert_eq!(keys(&record), run_keys);
     let tree_keys: BTreeSet<String> = expected(

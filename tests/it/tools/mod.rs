@@ -1,8 +1,9 @@
-//! Built-in tools, MCP servers, approvals.
+//! Built-in tools, MCP servers, approvals, questions to people.
 
 mod approval_arguments;
 mod approval_restarts;
 pub mod approvals;
+pub mod ask_person;
 mod call_results;
 mod command_processes;
 mod command_sandbox;
