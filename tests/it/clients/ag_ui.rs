@@ -8,6 +8,7 @@ use crate::support::app::{ApiResponse, TestApp, key, send};
 use crate::support::attachments::{PDF, PNG, base64, png_with_suffix};
 use crate::support::provider::answer::{calls, fails, hangs, says};
 use crate::tools::approvals::{careful, writes, writes_too_much, wrote};
+use crate::tools::ask_person::{asks, curious};
 
 fn user(id: &str, text: &str) -> Value {
     json!({ "id": id, "role": "user", "content": text })
@@ -289,6 +290,51 @@ async fn an_approval_is_an_interrupt_and_resume_answers_it() {
         .map(|it| it["role"].clone())
         .collect();
     assert_eq!(roles, ["user", "assistant", "tool", "assistant"]);
+}
+
+#[tokio::test]
+async fn a_question_is_an_interrupt_and_resume_answers_it() {
+    let app = curious("").spawn().await;
+    let question = json!({"question": "How many?", "schema": {"type": "integer"}});
+    let second = json!({"question": "Sure?"});
+    app.provider
+        .will("curious", [asks(question), asks(second), says("done")]);
+    let first = events(&app, "curious", &input("r1", &[user("m1", "go")])).await;
+    let interrupt = &find(&first, "RUN_FINISHED")["outcome"]["interrupts"][0];
+    assert_eq!(
+        (&interrupt["reason"], &interrupt["message"]),
+        (&json!("input"), &json!("How many?"))
+    );
+    let properties = &interrupt["responseSchema"]["properties"];
+    assert_eq!(properties["answer"], json!({"type": "integer"}));
+    let call = find(&first, "TOOL_CALL_START");
+    assert_eq!(interrupt["toolCallId"], call["toolCallId"]);
+    let resume = |run: &str, interrupt: &Value, more: Value| {
+        let mut entry = json!({ "interruptId": interrupt["id"], "status": "resolved" });
+        for (name, value) in more.as_object().expect("fields") {
+            entry[name] = value.clone();
+        }
+        let mut body = input(run, &snapshot(&first));
+        body["resume"] = json!([entry]);
+        body
+    };
+    for wrong in [json!("three"), json!({"answer": "three"}), json!({})] {
+        let body = resume("r2", interrupt, json!({ "payload": wrong }));
+        let got = post(&app, "curious", &body).await;
+        assert_eq!(got.status, 422, "{}", got.text);
+    }
+    let body = resume("r2", interrupt, json!({ "payload": { "answer": 3 } }));
+    let second = events(&app, "curious", &body).await;
+    let interrupt = &find(&second, "RUN_FINISHED")["outcome"]["interrupts"][0];
+    assert_eq!(interrupt["message"], "Sure?");
+    let body = resume("r3", interrupt, json!({ "status": "cancelled" }));
+    let third = events(&app, "curious", &body).await;
+    assert_eq!(find(&third, "RUN_FINISHED")["outcome"]["type"], "success");
+    let result = find(&third, "TOOL_CALL_RESULT");
+    assert_eq!(
+        result["content"],
+        "A person declined to answer: cancelled by the user"
+    );
 }
 
 #[tokio::test]

@@ -1,10 +1,10 @@
-//! Approvals as input that a task requires, and the messages that decide on them.
+//! Approvals and questions as input that a task requires, and the messages that decide on them and answer them.
 
 use crate::web::clients::a2a::types::Part;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::domain::input::ArgumentsHash;
+use crate::domain::input::{ArgumentsHash, Question};
 use crate::domain::run::{PendingInput, Run};
 use crate::store::IdempotencyClaim;
 use crate::web::auth::Principal;
@@ -13,13 +13,14 @@ use crate::web::clients::a2a::message::PartInput;
 use crate::web::error::{Problem, quote};
 use crate::web::problem_code::ProblemCode;
 use crate::web::routes::approvals::{self, DecisionRequest};
+use crate::web::routes::inputs::{self, AnswerRequest};
 use crate::web::state::AppState;
 
 /// A message of one of these words decides like a data part.
 const APPROVE: &str = "approve";
 const DENY: &str = "deny";
 
-/// A data part that decides on a call.
+/// A data part that decides on a call, or answers a question.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct DecisionInput {
@@ -30,15 +31,40 @@ struct DecisionInput {
     arguments_hash: Option<ArgumentsHash>,
     /// Which call; needed only if several wait.
     approval_id: Option<String>,
+    /// The question that is answered.
+    input_id: Option<String>,
+    answer: Option<Value>,
+    /// Why there is no answer.
+    decline: Option<String>,
 }
 
-/// A text for people, and one data part for each call that waits and whose arguments can be shown.
+/// What a part is about, and what it says.
+enum Given<'r> {
+    Decision(&'r PendingInput, DecisionRequest),
+    Answer(&'r PendingInput, AnswerRequest),
+}
+
+/// A text for people, and one data part for each question, and for each call that waits and whose arguments can be shown.
 pub fn request_parts(run: &Run) -> Vec<Part> {
-    let pending = &run.pending_inputs;
-    let mut parts = Vec::with_capacity(pending.len() + 1);
+    let pending: Vec<&PendingInput> = run.pending_approvals().collect();
+    let questions: Vec<(&PendingInput, &Question)> = run.pending_questions().collect();
+    let mut parts = Vec::with_capacity(run.pending_inputs.len() + 2);
     if !pending.is_empty() {
-        parts.push(Part::text(request_text(pending)));
+        parts.push(Part::text(request_text(&pending)));
     }
+    if !questions.is_empty() {
+        parts.push(Part::text(questions_text(&questions)));
+    }
+    parts.extend(questions.iter().map(|(input, question)| {
+        Part::json(json!({
+            "inputId": id(input),
+            "agent": input.agent,
+            "question": question.text,
+            "schema": question.schema_json(),
+            "options": question.options,
+            "deadline": input.request.deadline,
+        }))
+    }));
     let shown = pending.iter();
     let shown = shown.filter(|approval| !approval.request.truncated);
     parts.extend(shown.map(|approval| {
@@ -55,7 +81,7 @@ pub fn request_parts(run: &Run) -> Vec<Part> {
     parts
 }
 
-fn request_text(pending: &[PendingInput]) -> String {
+fn request_text(pending: &[&PendingInput]) -> String {
     let calls = pending.iter();
     let calls =
         calls.map(|approval| format!("{} wants to call {}", approval.agent, approval.request.tool));
@@ -70,11 +96,29 @@ fn request_text(pending: &[PendingInput]) -> String {
     }
 }
 
-fn id(approval: &PendingInput) -> String {
-    format!("{}/{}", approval.run_id, approval.request.tool_call_id)
+fn questions_text(questions: &[(&PendingInput, &Question)]) -> String {
+    let texts = questions.iter();
+    let texts = texts.map(|(input, question)| {
+        let options = match question.options.is_empty() {
+            true => String::new(),
+            false => format!(" ({})", question.options.join(" / ")),
+        };
+        format!("{} asks: {}{options}", input.agent, question.text)
+    });
+    let texts = texts.collect::<Vec<_>>().join("\n");
+    match questions {
+        [(_, question)] if question.schema.is_none() => texts,
+        _ => format!(
+            "{texts}\nReply with one data part for each: {{\"inputId\", \"answer\"}}, or {{\"inputId\", \"decline\"}}."
+        ),
+    }
 }
 
-/// Whether the message can only be meant as a decision.
+fn id(input: &PendingInput) -> String {
+    format!("{}/{}", input.run_id, input.request.tool_call_id)
+}
+
+/// Whether the message can only be meant as a decision or an answer.
 pub fn is_decision(parts: &[PartInput]) -> bool {
     let is_word = |part: &PartInput| {
         part.text
@@ -84,7 +128,10 @@ pub fn is_decision(parts: &[PartInput]) -> bool {
     let has_decision = |part: &PartInput| {
         let data = part.data.as_deref();
         data.and_then(|json| serde_json::from_str::<Object<DecisionInput>>(json.get()).ok())
-            .is_some_and(|Object(input)| !input.decision.is_empty())
+            .is_some_and(|Object(input)| {
+                let is_answer = input.answer.is_some() || input.decline.is_some();
+                !input.decision.is_empty() || input.input_id.is_some() && is_answer
+            })
     };
     matches!(parts, [part] if is_word(part)) || parts.iter().any(has_decision)
 }
@@ -96,7 +143,28 @@ fn word(text: &str) -> Option<&'static str> {
         .find(|word| text.eq_ignore_ascii_case(word))
 }
 
-/// Decides on the calls of the run that the message is about.
+/// Answers the only question of the run with a text.
+pub async fn answer_text(
+    state: &AppState,
+    principal: &Principal,
+    run: &Run,
+    text: &str,
+    claim: &IdempotencyClaim,
+) -> Result<(), Problem> {
+    let mut questions = run.pending_questions();
+    let (Some((input, question)), None) = (questions.next(), questions.next()) else {
+        return Err(missing(run));
+    };
+    if question.schema.is_some() || run.pending_approvals().next().is_some() {
+        return Err(missing(run));
+    }
+    let answer = AnswerRequest::answer(json!(text));
+    let (id, claim) = (&input.request.tool_call_id, Some(Box::new(claim.clone())));
+    let answered = inputs::apply(state, principal, input.run_id, id, answer, claim);
+    answered.await.map(drop)
+}
+
+/// Decides on the calls of the run that the message is about, and answers its questions.
 pub async fn apply(
     state: &AppState,
     principal: &Principal,
@@ -104,23 +172,42 @@ pub async fn apply(
     parts: &[PartInput],
     claim: &IdempotencyClaim,
 ) -> Result<(), Problem> {
+    if let ([part], None) = (parts, run.pending_approvals().next())
+        && let Some(text) = &part.text
+    {
+        return answer_text(state, principal, run, text, claim).await;
+    }
     let run = &*approvals::with_whole_arguments(state, run).await?;
-    let mut decisions = Vec::new();
-    for (at, input) in read(parts)? {
+    let mut given = Vec::new();
+    for (at, input) in read(run, parts)? {
         let pointer = format!("/message/parts/{at}");
+        if let Some(wanted) = &input.input_id {
+            let question = question_of(run, wanted, &pointer)?;
+            given.push(Given::Answer(question, answer(input, &pointer)?));
+            continue;
+        }
         let approval = approval_of(run, &input, &pointer)?;
         let decision = decision(input, &pointer)?;
         let shown = decision.check_shown(approval);
         shown.map_err(|why| Problem::invalid_field(&pointer, why))?;
-        decisions.push((approval, decision));
+        given.push(Given::Decision(approval, decision));
     }
     let mut is_decided = false;
-    let last = decisions.len().saturating_sub(1);
-    for (at, (approval, decision)) in decisions.into_iter().enumerate() {
-        let call = &approval.request.tool_call_id;
+    let last = given.len().saturating_sub(1);
+    for (at, given) in given.into_iter().enumerate() {
         // A repetition must not decide on another call that waits by then.
         let claim = (at == last).then(|| Box::new(claim.clone()));
-        match approvals::apply(state, principal, approval.run_id, call, decision, claim).await {
+        let applied = match given {
+            Given::Decision(approval, decision) => {
+                let (run, call) = (approval.run_id, &approval.request.tool_call_id);
+                approvals::apply(state, principal, run, call, decision, claim).await
+            }
+            Given::Answer(question, answer) => {
+                let (run, id) = (question.run_id, &question.request.tool_call_id);
+                inputs::apply(state, principal, run, id, answer, claim).await
+            }
+        };
+        match applied {
             Ok(_) => is_decided = true,
             // Somebody else was quicker.
             Err(problem) if problem.code() == ProblemCode::NothingWaits.as_str() => {}
@@ -134,12 +221,15 @@ pub async fn apply(
 }
 
 pub fn nothing_waits(run: &Run) -> Problem {
-    let detail = format!("no call of the task {} waits for a decision", run.id);
+    let detail = format!(
+        "nothing of the task {} waits for a decision or an answer",
+        run.id
+    );
     Problem::new(ProblemCode::NothingWaits, detail)
 }
 
 /// The decisions in the parts, with their positions. A text beside data parts is not read.
-fn read(parts: &[PartInput]) -> Result<Vec<(usize, DecisionInput)>, Problem> {
+fn read(run: &Run, parts: &[PartInput]) -> Result<Vec<(usize, DecisionInput)>, Problem> {
     let mut inputs = Vec::new();
     for (at, part) in parts.iter().enumerate() {
         if let Some(data) = &part.data {
@@ -163,14 +253,38 @@ fn read(parts: &[PartInput]) -> Result<Vec<(usize, DecisionInput)>, Problem> {
     }
     match inputs.is_empty() {
         false => Ok(inputs),
-        true => Err(missing()),
+        true => Err(missing(run)),
     }
 }
 
-/// What a message without a decision gets.
-pub fn missing() -> Problem {
-    let why = "the task waits for approval: send the text approve or deny, or data with a decision";
+/// What a message without a decision, or without an answer, gets.
+pub fn missing(run: &Run) -> Problem {
+    let why = match run.pending_approvals().next() {
+        Some(_) => {
+            "the task waits for approval: send the text approve or deny, or data with a decision"
+        }
+        None => "the task waits for answers: send data with inputId and answer, or decline",
+    };
     Problem::invalid_field("/message/parts", why)
+}
+
+fn question_of<'r>(run: &'r Run, wanted: &str, pointer: &str) -> Result<&'r PendingInput, Problem> {
+    let mut questions = run.pending_questions().map(|(input, _)| input);
+    questions.find(|input| id(input) == wanted).ok_or_else(|| {
+        let why = format!("{} does not wait for an answer", quote(wanted));
+        Problem::invalid_field(format!("{pointer}/data/inputId"), why)
+    })
+}
+
+fn answer(input: DecisionInput, pointer: &str) -> Result<AnswerRequest, Problem> {
+    match (input.answer, input.decline) {
+        (Some(answer), None) => Ok(AnswerRequest::answer(answer)),
+        (None, Some(reason)) => Ok(AnswerRequest::decline(&reason)),
+        _ => Err(Problem::invalid_field(
+            format!("{pointer}/data"),
+            "needs either answer or decline",
+        )),
+    }
 }
 
 fn approval_of<'r>(
@@ -178,17 +292,17 @@ fn approval_of<'r>(
     input: &DecisionInput,
     pointer: &str,
 ) -> Result<&'r PendingInput, Problem> {
-    let pending = &run.pending_inputs;
+    let pending: Vec<&PendingInput> = run.pending_approvals().collect();
     let pointer = format!("{pointer}/data/approvalId");
     match (&input.approval_id, pending.as_slice()) {
-        (None, [only]) => Ok(only),
+        (None, [only]) => Ok(*only),
         (None, _) => Err(Problem::invalid_field(
             pointer,
             "is required, because several calls wait: send one data part for each",
         )),
         (Some(wanted), pending) => {
             let found = pending.iter().find(|approval| id(approval) == *wanted);
-            found.ok_or_else(|| {
+            found.copied().ok_or_else(|| {
                 let why = format!("{} does not wait for a decision", quote(wanted));
                 Problem::invalid_field(pointer, why)
             })
@@ -216,6 +330,11 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::{is_decision, read};
+    use crate::domain::run::{Run, RunId, Scope};
+
+    fn run() -> Run {
+        Run::queued(&Scope::root(RunId::new(), None), "a".to_owned())
+    }
 
     fn is(parts: Value) -> bool {
         is_decision(&serde_json::from_value::<Vec<_>>(parts).expect("parts"))
@@ -227,11 +346,13 @@ mod tests {
         assert!(is(
             json!([{"text": "see below"}, {"data": {"decision": "deny"}}])
         ));
+        assert!(is(json!([{"data": {"inputId": "run/call", "answer": 1}}])));
         for other in [
             json!([{"text": "approve it"}]),
             json!([{"text": "approve"}, {"text": "now"}]),
             json!([{"data": {"approve": true}}]),
             json!([{"data": [1]}]),
+            json!([{"data": {"answer": 1}}]),
         ] {
             assert!(!is(other.clone()), "{other}");
         }
@@ -240,8 +361,8 @@ mod tests {
     #[test]
     fn a_message_without_a_decision_says_what_to_send() {
         let parts: Vec<_> = serde_json::from_value(json!([{"text": "yes?"}])).expect("parts");
-        let problem = read(&parts).expect_err("no decision");
-        assert!(problem.detail().contains("approve or deny"));
+        let problem = read(&run(), &parts).expect_err("no decision");
+        assert!(problem.detail().contains("inputId"));
     }
 
     #[test]
@@ -249,7 +370,10 @@ mod tests {
         let wrong = |data: Value| {
             let parts = json!([{"data": {"decision": "deny"}}, {"data": data}]);
             let parts: Vec<_> = serde_json::from_value(parts).expect("parts");
-            read(&parts).expect_err("a problem").detail().to_owned()
+            read(&run(), &parts)
+                .expect_err("a problem")
+                .detail()
+                .to_owned()
         };
         assert_eq!(
             wrong(json!({"decision": 5})),

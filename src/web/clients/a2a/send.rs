@@ -344,7 +344,19 @@ async fn continue_task(
             accepted.is_decided = true;
         }
         MessageBody::Decision(_) => return Err(decisions::nothing_waits(&run)),
-        MessageBody::Content(_) if waits => return Err(decisions::missing()),
+        MessageBody::Content(message) if waits => {
+            let Content::Text(text) = &message.content else {
+                return Err(decisions::missing(&run));
+            };
+            let answered = decisions::answer_text(state, principal, &run, text, &claim).await;
+            if let Err(problem) = answered {
+                if start::find(state, Some(&claim)).await?.is_none() {
+                    return Err(problem);
+                }
+                accepted.is_repeated = true;
+            }
+            accepted.is_decided = true;
+        }
         MessageBody::Content(message) => {
             reject_links(&message.content, "/message/parts")?;
             let request = MessageRequest {

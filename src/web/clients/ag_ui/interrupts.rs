@@ -1,4 +1,4 @@
-//! Approvals as interrupts. Their answers come as `resume` entries of the next request, all at once.
+//! Approvals and questions as interrupts. Their answers come as `resume` entries of the next request, all at once.
 
 use std::collections::HashMap;
 
@@ -13,10 +13,11 @@ use crate::web::error::{Problem, quote};
 use crate::web::extract::path::visible_run_id;
 use crate::web::problem_code::ProblemCode;
 use crate::web::routes::approvals::{self, DecisionRequest};
+use crate::web::routes::inputs::{self, AnswerRequest};
 use crate::web::routes::runs::require_run;
 use crate::web::state::AppState;
 
-/// The reason of a denial by a user who abandons the interrupt.
+/// The reason of a denial, or of no answer, by a user who abandons the interrupt.
 const CANCELLED: &str = "cancelled by the user";
 
 /// `calls` has the ids that the root's calls were given out with.
@@ -25,8 +26,30 @@ pub fn interrupts(
     calls: &HashMap<String, String>,
     may_change_arguments: bool,
 ) -> Vec<Value> {
-    let pending = run.pending_inputs.iter();
-    let shown = pending.filter(|approval| !approval.request.truncated);
+    let questions = run.pending_questions().map(|(input, question)| {
+        let schema = question.schema_json();
+        let mut interrupt = json!({
+            "id": id(input),
+            "reason": "input",
+            "message": question.text,
+            "responseSchema": {
+                "type": "object",
+                "properties": {
+                    "answer": if schema.is_null() { json!({ "type": "string" }) } else { schema },
+                    "decline": { "type": "string" },
+                },
+            },
+            "metadata": {
+                "agent": input.agent,
+                "options": question.options,
+                "server": question.server,
+            },
+        });
+        add_call(&mut interrupt, run, input, &question.call_id, calls);
+        interrupt
+    });
+    let shown = run.pending_approvals();
+    let shown = shown.filter(|approval| !approval.request.truncated);
     let interrupts = shown.map(|approval| {
         let request = &approval.request;
         let mut interrupt = json!({
@@ -51,21 +74,38 @@ pub fn interrupts(
         if may_change_arguments {
             interrupt["responseSchema"]["properties"]["arguments"] = json!({ "type": "object" });
         }
-        if approval.run_id == run.id
-            && let Some(call) = calls.get(&request.tool_call_id)
-        {
-            interrupt["toolCallId"] = json!(call);
-        }
-        if let Some(deadline) = request.deadline {
-            interrupt["expiresAt"] = json!(deadline);
-        }
+        add_call(&mut interrupt, run, approval, &request.tool_call_id, calls);
         interrupt
     });
-    interrupts.collect()
+    interrupts.chain(questions).collect()
 }
 
-fn id(approval: &PendingInput) -> String {
-    format!("{}/{}", approval.run_id, approval.request.tool_call_id)
+/// Adds the call, if it is one of the root's, and the deadline.
+fn add_call(
+    interrupt: &mut Value,
+    run: &Run,
+    input: &PendingInput,
+    call: &str,
+    calls: &HashMap<String, String>,
+) {
+    if input.run_id == run.id
+        && let Some(call) = calls.get(call)
+    {
+        interrupt["toolCallId"] = json!(call);
+    }
+    if let Some(deadline) = input.request.deadline {
+        interrupt["expiresAt"] = json!(deadline);
+    }
+}
+
+fn id(input: &PendingInput) -> String {
+    format!("{}/{}", input.run_id, input.request.tool_call_id)
+}
+
+/// What an entry says.
+enum Given {
+    Decision(DecisionRequest),
+    Answer(AnswerRequest),
 }
 
 /// The root run that the entries are for.
@@ -86,7 +126,7 @@ pub async fn interrupted_run(
     }
 }
 
-/// Decides on every pending approval of the run.
+/// Decides on every pending approval of the run, and answers every question.
 pub async fn decide(
     state: &AppState,
     principal: &Principal,
@@ -97,16 +137,21 @@ pub async fn decide(
     let run = &*approvals::with_whole_arguments(state, run).await?;
     let mut decisions = HashMap::new();
     for (at, entry) in entries.into_iter().enumerate() {
-        let decision = decision(&entry, at)?;
-        if let Some(approval) = run
-            .pending_inputs
-            .iter()
-            .find(|it| id(it) == entry.interrupt_id)
-        {
-            let shown = decision.check_shown(approval);
-            shown.map_err(|why| Problem::invalid_field(format!("/resume/{at}/payload"), why))?;
-        }
-        decisions.insert(entry.interrupt_id, decision);
+        let mut inputs = run.pending_inputs.iter();
+        let input = inputs.find(|it| id(it) == entry.interrupt_id);
+        let given = match input {
+            Some(input) if input.request.question.is_some() => Given::Answer(answer(&entry, at)?),
+            Some(approval) => {
+                let decision = decision(&entry, at)?;
+                let shown = decision.check_shown(approval);
+                shown
+                    .map_err(|why| Problem::invalid_field(format!("/resume/{at}/payload"), why))?;
+                Given::Decision(decision)
+            }
+            // Somebody else was quicker, perhaps.
+            None => continue,
+        };
+        decisions.insert(entry.interrupt_id, given);
     }
     let pending = run.pending_inputs.iter();
     let mut pending: Vec<_> = pending
@@ -126,12 +171,20 @@ pub async fn decide(
     pending.retain(is_answered);
     let last = pending.len().saturating_sub(1);
     for (at, approval) in pending.into_iter().enumerate() {
-        let Some(decision) = decisions.remove(&id(approval)) else {
+        let Some(given) = decisions.remove(&id(approval)) else {
             continue;
         };
-        let call = &approval.request.tool_call_id;
+        let (run, call) = (approval.run_id, &approval.request.tool_call_id);
         let claim = claim.filter(|_| at == last).cloned().map(Box::new);
-        match approvals::apply(state, principal, approval.run_id, call, decision, claim).await {
+        let applied = match given {
+            Given::Decision(decision) => {
+                approvals::apply(state, principal, run, call, decision, claim).await
+            }
+            Given::Answer(answer) => {
+                inputs::apply(state, principal, run, call, answer, claim).await
+            }
+        };
+        match applied {
             // Somebody else may have been quicker.
             Err(problem) if problem.code() != ProblemCode::NothingWaits.as_str() => {
                 return Err(problem);
@@ -140,6 +193,22 @@ pub async fn decide(
         }
     }
     Ok(())
+}
+
+fn answer(entry: &ResumeEntry, at: usize) -> Result<AnswerRequest, Problem> {
+    if entry.status == "cancelled" {
+        return Ok(AnswerRequest::decline(CANCELLED));
+    }
+    let payload = &entry.payload;
+    match (payload.get("answer"), payload["decline"].as_str()) {
+        (Some(answer), None) => Ok(AnswerRequest::answer(answer.clone())),
+        (None, Some(reason)) => Ok(AnswerRequest::decline(reason)),
+        _ => {
+            let pointer = format!("/resume/{at}/payload");
+            let why = "must be {\"answer\": …} or {\"decline\": \"why\"}";
+            Err(Problem::invalid_field(pointer, why))
+        }
+    }
 }
 
 fn decision(entry: &ResumeEntry, at: usize) -> Result<DecisionRequest, Problem> {

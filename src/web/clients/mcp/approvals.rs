@@ -1,4 +1,5 @@
-//! Approvals as input requests: a form for each tool call that waits for a decision, and the client's answers to them.
+//! Approvals and questions as input requests: a form for each tool call that waits for a decision and for each question, and the
+//! client's answers to them.
 
 use rmcp::model::{
     ElicitResult, ElicitationAction, InputRequest, InputRequests, InputRequiredResult,
@@ -8,6 +9,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::config::KeyScope;
+use crate::domain::input::Question;
 use crate::domain::run::{PendingInput, Run};
 use crate::domain::terminal_text::{escape_json, sanitize_line};
 use crate::web::auth::Principal;
@@ -16,9 +18,10 @@ use crate::web::clients::mcp::protocol::Caller;
 use crate::web::error::Problem;
 use crate::web::problem_code::ProblemCode;
 use crate::web::routes::approvals::{self, DecisionRequest};
+use crate::web::routes::inputs::{self, AnswerRequest};
 use crate::web::state::AppState;
 
-/// The reason of a denial by a client whose user declined the form.
+/// The reason of a denial, or of no answer, by a client whose user declined the form.
 const DECLINED: &str = "declined by the client's user";
 
 /// The content of an accepted form.
@@ -54,7 +57,7 @@ impl Forms {
     }
 }
 
-/// One request for each pending approval of the run's tree whose arguments fit a form. Its key is unique over the life of the
+/// One request for each question of the run's tree, and for each pending approval whose arguments fit a form. Its key is unique over the life of the
 /// run.
 pub async fn input_requests(
     state: &AppState,
@@ -63,11 +66,15 @@ pub async fn input_requests(
 ) -> Result<InputRequests, Problem> {
     let run = approvals::with_whole_arguments(state, run).await?;
     let shown = run.pending_inputs.iter();
-    let shown = shown.filter(|approval| !approval.request.truncated);
-    let requests = shown.map(|approval| {
-        let request = InputRequest::deserialize(form(approval, forms))
+    let shown = shown.filter(|input| !input.request.truncated);
+    let requests = shown.map(|input| {
+        let form = match input.request.question.as_deref() {
+            Some(question) => question_form(input, question).0,
+            None => form(input, forms),
+        };
+        let request = InputRequest::deserialize(form)
             .map_err(|error| Problem::internal(format!("an invalid form: {error}")))?;
-        Ok((key(approval), request))
+        Ok((key(input), request))
     });
     requests.collect()
 }
@@ -131,7 +138,90 @@ fn form(approval: &PendingInput, forms: Forms) -> Value {
     })
 }
 
-/// Decides on the calls of the run that the client answered. Answers to other calls are ignored. Returns whether any
+/// What the content of a form is to its question.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum FormAnswer {
+    /// The answer.
+    Whole,
+    /// Its field `answer` is.
+    Field,
+    /// Its field `answer` is the answer's JSON as text: forms have few types.
+    Json,
+}
+
+/// The form of a question: its schema if it is one of a form, else one field.
+fn question_form(input: &PendingInput, question: &Question) -> (Value, FormAnswer) {
+    let options = match question.options.is_empty() {
+        true => String::new(),
+        false => format!(" ({})", question.options.join(" / ")),
+    };
+    let message = format!("{} asks: {}{options}", input.agent, question.text);
+    let form = |schema: Value| {
+        json!({
+            "method": "elicitation/create",
+            "params": { "mode": "form", "message": escape_json(&message), "requestedSchema": schema },
+        })
+    };
+    let field = |schema: Value| {
+        let properties = json!({ "answer": schema });
+        form(json!({ "type": "object", "properties": properties, "required": ["answer"] }))
+    };
+    let schema = question.schema_json();
+    if schema.is_null() {
+        let text = json!({ "type": "string", "title": "Answer" });
+        return (field(text), FormAnswer::Field);
+    }
+    let is_form = |form: &Value| InputRequest::deserialize(form).is_ok();
+    if schema["type"] == "object" {
+        let (properties, required) = (&schema["properties"], &schema["required"]);
+        let mut whole = json!({ "type": "object", "properties": properties });
+        if required.is_array() {
+            whole["required"] = required.clone();
+        }
+        let whole = form(whole);
+        if properties.is_object() && is_form(&whole) {
+            return (whole, FormAnswer::Whole);
+        }
+    } else {
+        let single = field(schema.clone());
+        if is_form(&single) {
+            return (single, FormAnswer::Field);
+        }
+    }
+    let description = format!("JSON that fits this schema: {schema}");
+    let text = json!({ "type": "string", "title": "Answer", "description": description });
+    (field(text), FormAnswer::Json)
+}
+
+/// `None` if the user closed the form without an answer.
+fn answer(
+    input: &PendingInput,
+    question: &Question,
+    response: &Value,
+) -> Result<Option<AnswerRequest>, String> {
+    let response = ElicitResult::deserialize(response);
+    let response = response.map_err(|error| json_body::describe(&error))?;
+    match response.action {
+        ElicitationAction::Accept => {}
+        ElicitationAction::Decline => return Ok(Some(AnswerRequest::decline(DECLINED))),
+        _ => return Ok(None),
+    }
+    let content = response.content.unwrap_or_default();
+    let content = serde_json::to_value(content).map_err(|error| error.to_string())?;
+    let field = || content.get("answer").ok_or("its content has no answer");
+    let answer = match question_form(input, question).1 {
+        FormAnswer::Whole => content,
+        FormAnswer::Field => field()?.clone(),
+        FormAnswer::Json => {
+            let text = field()?.as_str().unwrap_or_default();
+            let parsed = serde_json::from_str(text);
+            parsed.map_err(|error| format!("its answer is not JSON: {error}"))?
+        }
+    };
+    Ok(Some(AnswerRequest::answer(answer)))
+}
+
+/// Decides on the calls of the run that the client answered, and answers its questions. Answers to other calls are ignored. Returns whether any
 /// decision was made.
 pub async fn apply(
     state: &AppState,
@@ -146,6 +236,21 @@ pub async fn apply(
         let Some(response) = responses.get(&key) else {
             continue;
         };
+        if let Some(question) = approval.request.question.as_deref() {
+            let given = answer(approval, question, response).map_err(|why| {
+                let pointer = json_body::join_pointer("/inputResponses", &key);
+                Problem::invalid_field(pointer, why)
+            })?;
+            let Some(given) = given else { continue };
+            let (run, id) = (approval.run_id, &approval.request.tool_call_id);
+            match inputs::apply(state, principal, run, id, given, None).await {
+                Ok(_) => is_decided = true,
+                // Somebody else was quicker.
+                Err(problem) if problem.code() == ProblemCode::NothingWaits.as_str() => {}
+                Err(problem) => return Err(problem),
+            }
+            continue;
+        }
         let Some(decision) = decision(approval, response).map_err(|why| {
             let pointer = json_body::join_pointer("/inputResponses", &key);
             Problem::invalid_field(pointer, why)

@@ -39,6 +39,10 @@ fn describe(event: &Event) -> Option<String> {
             format!("waits for approval of {}", short(tool))
         }
         EventKind::ApprovalDecided { decision, .. } => decision.as_str().to_owned(),
+        EventKind::InputRequested { question, .. } => {
+            format!("waits for an answer: {}", short(question))
+        }
+        EventKind::InputAnswered { outcome, .. } => outcome.as_str().to_owned(),
         EventKind::RetryScheduled { reason, .. } => {
             format!("repeats a request to its model: {}", short(reason))
         }

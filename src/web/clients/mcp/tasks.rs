@@ -138,7 +138,10 @@ fn status_message(run: &Run) -> Option<String> {
         Status::Failed => run.error.as_ref()?.message.clone(),
         Status::Cancelled => run.cancel_reason.clone()?,
         Status::Waiting if !run.pending_inputs.is_empty() => {
-            let tools = run.pending_inputs.iter();
+            if let Some((_, question)) = run.pending_questions().next() {
+                return Some(format!("waits for an answer: {}", question.text));
+            }
+            let tools = run.pending_approvals();
             let tools: Vec<&str> = tools.map(|it| it.request.tool.as_str()).collect();
             format!("waits for approval of {}", tools.join(", "))
         }

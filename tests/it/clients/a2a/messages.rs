@@ -8,6 +8,7 @@ use crate::support::attachments::{base64, png_with_suffix};
 use crate::support::gate::Gate;
 use crate::support::provider::answer::{calls, delegates, fails, says};
 use crate::tools::approvals::{careful, writes, writes_too_much, wrote};
+use crate::tools::ask_person::{asks, curious};
 
 #[tokio::test]
 async fn a_message_becomes_a_task_with_a_result() {
@@ -239,6 +240,66 @@ async fn input_that_a_task_requires_is_an_approval() {
         error(&got),
         (400, "UNSUPPORTED_OPERATION".into(), "run_ended".into())
     );
+}
+
+#[tokio::test]
+async fn input_that_a_task_requires_is_an_answer() {
+    let app = curious("").spawn().await;
+    let form = json!({"question": "How many?", "schema": {"type": "integer"}});
+    let text = || asks(json!({"question": "Which city?", "options": ["Oslo"]}));
+    let turns = [
+        text(),
+        text(),
+        asks(form),
+        asks(json!({"question": "PIN?"})),
+        says("done"),
+    ];
+    app.provider.will("curious", turns);
+    let task = task_of(&app, "curious", &message("m1", "go")).await;
+    assert_eq!(state(&task), "TASK_STATE_INPUT_REQUIRED");
+    let parts = &task["status"]["message"]["parts"];
+    assert_eq!(parts[0]["text"], "curious asks: Which city? (Oslo)");
+    assert_eq!(parts[1]["data"]["question"], "Which city?");
+    // A text answers, also one that could decide.
+    let task = task_of(&app, "curious", &to_task(message("m2", "Rome"), &task)).await;
+    let task = task_of(&app, "curious", &to_task(message("m3", "approve"), &task)).await;
+    let question = &task["status"]["message"]["parts"][1]["data"];
+    assert_eq!(
+        (&question["question"], &question["schema"]["type"]),
+        (&json!("How many?"), &json!("integer"))
+    );
+    for (number, wrong) in [
+        json!([{ "text": "3" }]),
+        json!([{ "data": { "inputId": question["inputId"], "answer": "3" } }]),
+        json!([{ "data": { "inputId": "run/other", "answer": 3 } }]),
+        json!([{ "data": { "inputId": question["inputId"], "answer": 3, "decline": "no" } }]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let wrong = to_task(with_parts(&format!("w{number}"), &wrong), &task);
+        let got = post(&app, "curious/message:send", &wrong).await;
+        assert_eq!(error(&got).0, 400, "{}", got.text);
+    }
+    let answer = json!([{ "data": { "inputId": question["inputId"], "answer": 3 } }]);
+    let task = task_of(&app, "curious", &to_task(with_parts("m4", &answer), &task)).await;
+    let question = &task["status"]["message"]["parts"][1]["data"];
+    let decline = json!([{ "data": { "inputId": question["inputId"], "decline": "secret" } }]);
+    let task = task_of(&app, "curious", &to_task(with_parts("m5", &decline), &task)).await;
+    assert_eq!(
+        (state(&task), result(&task)),
+        ("TASK_STATE_COMPLETED", "done")
+    );
+    let run = app.find(task["id"].as_str().expect("an id")).await;
+    let messages = run.messages().await.to_string();
+    for result in [
+        "answered: Rome",
+        "answered: approve",
+        "answered: 3",
+        "to answer: secret",
+    ] {
+        assert!(messages.contains(result), "{result}: {messages}");
+    }
 }
 
 #[tokio::test]

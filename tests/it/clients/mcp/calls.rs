@@ -7,6 +7,7 @@ use crate::support::app::{TestApp, key, send};
 use crate::support::gate::Gate;
 use crate::support::provider::answer::{calls, delegates, fails, hangs, says};
 use crate::tools::approvals::{careful, writes, writes_too_much, wrote};
+use crate::tools::ask_person::{asks, curious};
 
 #[tokio::test]
 async fn agents_are_tools() {
@@ -289,6 +290,82 @@ async fn an_approval_is_a_form_and_the_call_is_sent_again_with_it() {
     let done = client.result("tools/call", again(response)).await;
     assert_eq!(text(&done), "done");
     assert_eq!((wrote(&app, "a"), wrote(&app, "b")), (false, true));
+}
+
+#[tokio::test]
+async fn a_question_is_a_form_by_its_schema() {
+    let app = curious("").spawn().await;
+    let city = json!({"type": "object", "required": ["city"],
+        "properties": {"city": {"type": "string"}, "nights": {"type": "integer"}}});
+    let deep = json!({"type": "array", "items": {"type": "integer"}});
+    let turns = [
+        asks(json!({"question": "Where?", "schema": city})),
+        asks(json!({"question": "How many?", "schema": {"type": "integer"}})),
+        asks(json!({"question": "Which?", "schema": deep})),
+        asks(json!({"question": "Sure?"})),
+        asks(json!({"question": "PIN?"})),
+        says("done"),
+    ];
+    app.provider.will("curious", turns);
+    let client = client(&app).with_forms();
+    let arguments = json!({ "input": "go" });
+    let mut shown = client.call("curious", arguments.clone()).await;
+    for (message, field, response, expected) in [
+        (
+            "Where?",
+            "city",
+            json!({"action": "accept", "content": {"city": "Oslo", "nights": 2}}),
+            Some(json!({"city": "Oslo", "nights": 2})),
+        ),
+        (
+            "How many?",
+            "answer",
+            json!({"action": "accept", "content": {"answer": 3}}),
+            Some(json!(3)),
+        ),
+        (
+            "Which?",
+            "answer",
+            json!({"action": "accept", "content": {"answer": "[1, 2]"}}),
+            Some(json!([1, 2])),
+        ),
+        (
+            "Sure?",
+            "answer",
+            json!({"action": "accept", "content": {"answer": "yes"}}),
+            Some(json!("yes")),
+        ),
+        ("PIN?", "answer", json!({"action": "decline"}), None),
+    ] {
+        assert_eq!(shown["resultType"], "input_required", "{shown:#}");
+        let requests = shown["inputRequests"].as_object().expect("requests");
+        let (key, form) = requests.iter().next().expect("a request");
+        let params = &form["params"];
+        assert!(
+            params["message"]
+                .as_str()
+                .expect("a text")
+                .ends_with(message),
+            "{params}"
+        );
+        assert!(
+            params["requestedSchema"]["properties"][field].is_object(),
+            "{params}"
+        );
+        let again = json!({
+            "name": "curious", "arguments": arguments, "requestState": shown["requestState"],
+            "inputResponses": { key: response },
+        });
+        let id = shown["requestState"].as_str().expect("a run").to_owned();
+        shown = client.result("tools/call", again).await;
+        let events = app.find(&id).await.events().await;
+        let given = events
+            .iter()
+            .rfind(|it| it.kind() == "input.answered")
+            .expect("an answer");
+        assert_eq!(given["answer"], expected.unwrap_or_default());
+    }
+    assert_eq!(text(&shown), "done");
 }
 
 #[tokio::test]
