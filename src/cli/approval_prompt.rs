@@ -1,4 +1,5 @@
-//! Decisions on tool calls during `axed run` and `axed chat`: on a terminal the user is prompted, otherwise stderr says how to decide.
+//! Decisions on tool calls and answers to questions during `axed run` and `axed chat`: on a terminal the user is prompted, otherwise
+//! stderr says how to decide or answer.
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -14,7 +15,7 @@ use tokio::task::JoinHandle;
 use crate::cli::client::{Client, ClientError, Decision};
 use crate::cli::in_process;
 use crate::cli::output;
-use crate::cli::pending::PendingCall;
+use crate::cli::pending::{PendingCall, PendingQuestion};
 use crate::cli::reconnects::Reconnects;
 use crate::config::environment;
 use crate::domain::run::{RunId, Status};
@@ -83,6 +84,12 @@ impl<'a> ApprovalPrompt<'a> {
                     wait = 0;
                 }
             }
+            for question in PendingQuestion::all_of(&run)? {
+                if self.shown.insert((question.run_id, question.id.clone())) {
+                    self.handle_question(id, &question).await?;
+                    wait = 0;
+                }
+            }
         }
     }
 
@@ -116,6 +123,77 @@ impl<'a> ApprovalPrompt<'a> {
         result
     }
 
+    async fn handle_question(
+        &mut self,
+        root: &str,
+        question: &PendingQuestion,
+    ) -> anyhow::Result<()> {
+        output::eprint_status(format_args!(""));
+        output::eprint_line(format_args!("{}", question.text()));
+        if !self.is_interactive {
+            self.show_answer_command(question);
+            return Ok(());
+        }
+        self.is_asking.set(true);
+        let result = self.ask_and_answer(root, question).await;
+        self.is_asking.set(false);
+        result
+    }
+
+    fn show_answer_command(&self, question: &PendingQuestion) {
+        let command = question.answer_command(self.client.base().trim_end_matches('/'));
+        output::eprint_line(format_args!(
+            "axed: to answer, at another terminal: {command}   (or --decline WHY)"
+        ));
+    }
+
+    async fn ask_and_answer(
+        &mut self,
+        root: &str,
+        question: &PendingQuestion,
+    ) -> anyhow::Result<()> {
+        loop {
+            let waits = |run: &Value| question.waits_in(run);
+            let line = match self.ask("Answer: ", root, waits).await? {
+                Answer::Changed => return Ok(()),
+                Answer::Line(None) => {
+                    output::eprint_line(format_args!(""));
+                    self.show_answer_command(question);
+                    return Ok(());
+                }
+                Answer::Line(Some(line)) => line.trim().to_owned(),
+            };
+            if line.is_empty() {
+                continue;
+            }
+            let answer = match question.has_json_answer() {
+                true => match serde_json::from_str(&line) {
+                    Ok(answer) => answer,
+                    Err(error) => {
+                        output::eprint_line(format_args!("axed: this is not JSON: {error}"));
+                        continue;
+                    }
+                },
+                false => Value::String(line),
+            };
+            let run = question.run_id.to_string();
+            let body = serde_json::json!({ "answer": answer });
+            match self.client.answer(&run, &question.id, &body).await {
+                Err(ClientError::ErrorResponse {
+                    status: status @ (CONFLICT | UNPROCESSABLE),
+                    detail,
+                    ..
+                }) => {
+                    output::eprint_line(format_args!("axed: {detail}"));
+                    if status == CONFLICT {
+                        return Ok(());
+                    }
+                }
+                answered => return Ok(answered.map(drop)?),
+            }
+        }
+    }
+
     fn show_command(&self, what: &str, call: &PendingCall) {
         let command = call.approve_command(self.client.base().trim_end_matches('/'));
         output::eprint_line(format_args!(
@@ -127,7 +205,8 @@ impl<'a> ApprovalPrompt<'a> {
         // What the user has typed in the editor, and the arguments that it has.
         let mut edited: Option<(String, Value)> = None;
         loop {
-            let line = match self.ask(QUESTION, root, call).await? {
+            let waits = |run: &Value| call.waits_in(run);
+            let line = match self.ask(QUESTION, root, waits).await? {
                 Answer::Changed => return Ok(()),
                 Answer::Line(None) => {
                     output::eprint_line(format_args!(""));
@@ -154,7 +233,8 @@ impl<'a> ApprovalPrompt<'a> {
 
     async fn deny(&mut self, root: &str, call: &PendingCall) -> anyhow::Result<()> {
         let question = "Reason for the model (Enter for none): ";
-        let Answer::Line(line) = self.ask(question, root, call).await? else {
+        let waits = |run: &Value| call.waits_in(run);
+        let Answer::Line(line) = self.ask(question, root, waits).await? else {
             return Ok(());
         };
         let reason = line.filter(|line| !line.trim().is_empty());
@@ -225,12 +305,12 @@ impl<'a> ApprovalPrompt<'a> {
         })
     }
 
-    /// Shows a question and reads a line, unless the call is decided elsewhere or its run ends in between.
+    /// Shows a question and reads a line, unless what it is about does not wait any more: by the run object of the root.
     async fn ask(
         &mut self,
         question: &str,
         root: &str,
-        call: &PendingCall,
+        waits: impl Fn(&Value) -> bool,
     ) -> anyhow::Result<Answer> {
         output::eprint_status(format_args!("{question}"));
         let line = self
@@ -241,23 +321,27 @@ impl<'a> ApprovalPrompt<'a> {
                 self.line = None;
                 Ok(Answer::Line(read.ok().flatten()))
             }
-            changed = until_decided(self.client, root, call) => {
+            changed = until_decided(self.client, root, waits) => {
                 changed?;
-                output::eprint_line(format_args!("\naxed: the call does not wait any more"));
+                output::eprint_line(format_args!("\naxed: this does not wait any more"));
                 Ok(Answer::Changed)
             }
         }
     }
 }
 
-/// Returns once the call does not wait any more.
-async fn until_decided(client: &Client, root: &str, call: &PendingCall) -> anyhow::Result<()> {
+/// Returns once nothing waits any more, as `waits` reads it from the run object.
+async fn until_decided(
+    client: &Client,
+    root: &str,
+    waits: impl Fn(&Value) -> bool,
+) -> anyhow::Result<()> {
     let mut reconnects = Reconnects::to_known_daemon();
     loop {
         let run = reconnects
             .get_run(client, root, DECISION_WAIT_SECONDS)
             .await?;
-        if !call.waits_in(&run) {
+        if !waits(&run) {
             return Ok(());
         }
     }

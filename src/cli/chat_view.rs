@@ -49,7 +49,7 @@ impl ChatView {
                 is_error: false, ..
             } => self.show_line(line.filter(|_| self.is_verbose)),
             // The prompt for the decision shows it.
-            EventKind::ApprovalRequested { .. } => {}
+            EventKind::ApprovalRequested { .. } | EventKind::InputRequested { .. } => {}
             // The end of the run is shown by `finish`.
             EventKind::RunFailed { .. } | EventKind::RunCancelled { .. } if is_root => {}
             _ => self.show_line(line),

@@ -282,6 +282,12 @@ impl Client {
         self.json(self.http.post(url).json(decision)).await
     }
 
+    /// Answers a question of a run: `{"answer"}` or `{"decline"}`.
+    pub async fn answer(&self, id: &str, input: &str, body: &Value) -> Result<Value, ClientError> {
+        let url = self.url(&["runs", id, "inputs", input]);
+        self.json(self.http.post(url).json(body)).await
+    }
+
     /// Pauses a run with all below it, or resumes it.
     pub async fn set_paused(&self, id: &str, is_paused: bool) -> Result<Value, ClientError> {
         let action = if is_paused { "pause" } else { "resume" };

@@ -1,4 +1,4 @@
-//! Tool calls that wait for approval, as commands show them.
+//! Tool calls that wait for approval and questions that wait for an answer, as commands show them.
 
 use anyhow::Context;
 use serde::Deserialize;
@@ -7,6 +7,8 @@ use serde_json::Value;
 use crate::cli::client::Client;
 use crate::domain::run::RunId;
 use crate::domain::terminal_text::{escape_json, sanitize_line};
+
+const UNKNOWN_FORMAT: &str = "this version of axed cannot read the daemon's response";
 
 #[derive(Clone, Debug, Deserialize)]
 pub struct PendingCall {
@@ -24,8 +26,7 @@ pub struct PendingCall {
 
 impl PendingCall {
     fn parse(approval: Value) -> anyhow::Result<Self> {
-        serde_json::from_value(approval)
-            .context("this version of axed cannot read the daemon's response")
+        serde_json::from_value(approval).context(UNKNOWN_FORMAT)
     }
 
     /// The call with all of its arguments: a person decides on what they see.
@@ -72,6 +73,79 @@ impl PendingCall {
     /// The command that approves the call at another terminal.
     pub fn approve_command(&self, server: &str) -> String {
         approve_command(&self.run_id.to_string(), &self.tool_call_id, server)
+    }
+}
+
+/// A question of a run.
+#[derive(Clone, Debug)]
+pub struct PendingQuestion {
+    pub id: String,
+    pub run_id: RunId,
+    pub json: Value,
+}
+
+impl PendingQuestion {
+    /// The questions of a run object.
+    pub fn all_of(run: &Value) -> anyhow::Result<Vec<Self>> {
+        let questions = run["pending_inputs"].as_array().into_iter().flatten();
+        let questions = questions.map(|json| {
+            let id = json["id"].as_str().map(str::to_owned);
+            let run_id = json["run_id"].as_str().and_then(|it| it.parse().ok());
+            let (id, run_id) = id.zip(run_id).context(UNKNOWN_FORMAT)?;
+            let json = json.clone();
+            Ok(Self { id, run_id, json })
+        });
+        questions.collect()
+    }
+
+    /// Whether it is one of the questions of a run object.
+    pub fn waits_in(&self, run: &Value) -> bool {
+        let mut questions = run["pending_inputs"].as_array().into_iter().flatten();
+        questions.any(|it| it["run_id"] == self.run_id.to_string() && it["id"] == self.id)
+    }
+
+    /// Whether its answer has a form, so that it is read as JSON.
+    pub fn has_json_answer(&self) -> bool {
+        let schema = &self.json["schema"];
+        let is_text = |it: &Value| it.is_string();
+        let mut values = schema["enum"].as_array().into_iter().flatten();
+        let is_choice = schema["enum"].is_array() && values.all(is_text);
+        !schema.is_null() && schema["type"] != "string" && !is_choice
+    }
+
+    /// Who asks what, on one line.
+    pub fn line(&self) -> String {
+        let text = |name: &str| sanitize_line(self.json[name].as_str().unwrap_or_default());
+        format!("{} asks: {}", text("agent"), text("question"))
+    }
+
+    /// The question with what helps to answer it.
+    pub fn text(&self) -> String {
+        let mut text = self.line();
+        for option in self.json["options"].as_array().into_iter().flatten() {
+            text += &format!(
+                "\n  - {}",
+                sanitize_line(option.as_str().unwrap_or_default())
+            );
+        }
+        if !self.json["schema"].is_null() {
+            let schema = escape_json(&self.json["schema"].to_string());
+            text += &format!("\n  as JSON by this schema: {}", sanitize_line(&schema));
+        }
+        text
+    }
+
+    /// The command that answers it at another terminal.
+    pub fn answer_command(&self, server: &str) -> String {
+        let id = shell_quoted(&sanitize_line(&self.id));
+        let answer = match self.has_json_answer() {
+            true => "--value JSON",
+            false => "TEXT",
+        };
+        format!(
+            "axed runs answer {} {answer} --input {id} --server {server}",
+            self.run_id
+        )
     }
 }
 

@@ -25,7 +25,7 @@ impl Progress {
     /// are printed after its text. While `is_asking`, the last line of the terminal is a question.
     pub fn on_event(&mut self, event: &Event, is_asking: bool) {
         match &event.kind {
-            EventKind::ApprovalRequested { .. } => return,
+            EventKind::ApprovalRequested { .. } | EventKind::InputRequested { .. } => return,
             kind if event.run_id == event.root_id && kind.name().is_warning() => return,
             _ => {}
         }

@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+mod answer;
 mod change;
 pub mod conversation;
 mod decide;
@@ -74,6 +75,8 @@ pub enum Command {
     Approve(decide::Approve),
     /// Deny a tool call that waits for approval
     Deny(decide::Deny),
+    /// Answer a question of a run, or print it
+    Answer(answer::Answer),
 }
 
 pub async fn runs(command: Command) -> anyhow::Result<ExitCode> {
@@ -98,6 +101,7 @@ pub async fn runs(command: Command) -> anyhow::Result<ExitCode> {
         Command::Delete(args) => change::delete(&args).await?,
         Command::Approve(args) => decide::approve(&args).await?,
         Command::Deny(args) => decide::deny(&args).await?,
+        Command::Answer(args) => answer::answer(&args).await?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use crate::cli::age::{ago, seconds};
 use crate::cli::client::TreeNode;
 use crate::cli::output::{self, FormatArgs};
-use crate::cli::pending::PendingCall;
+use crate::cli::pending::{PendingCall, PendingQuestion};
 use crate::cli::runs::view::{RunDetails, UNKNOWN_RUN_FORMAT, explain_wait, parse_run};
 use crate::cli::server::DaemonArgs;
 use crate::cli::style::{Color, Styled, status_color};
@@ -42,9 +42,10 @@ pub async fn show(args: &Show) -> anyhow::Result<()> {
         return output::print_json(&run);
     }
     let pending = PendingCall::all_of(&client, &run).await?;
+    let questions = PendingQuestion::all_of(&run)?;
     let run = parse_run(run)?;
     print_facts(&run)?;
-    print_wait(&run, &pending, client.base())?;
+    print_wait(&run, &pending, &questions, client.base())?;
     let content = run.content.as_ref().or(run.partial_content.as_ref());
     let (input, content) = (run.input.to_plain_text(), content.map(String::as_str));
     for (title, text) in [("input", Some(&*input)), ("content", content)] {
@@ -62,9 +63,15 @@ fn line(key: &str, value: &str, color: Option<Color>) -> anyhow::Result<()> {
 }
 
 /// What the run waits for, and the commands that end the wait.
-fn print_wait(run: &RunDetails, pending: &[PendingCall], server: &str) -> anyhow::Result<()> {
-    let Some(waiting_for) = run.waiting_for.or(match pending {
-        [] => None,
+fn print_wait(
+    run: &RunDetails,
+    pending: &[PendingCall],
+    questions: &[PendingQuestion],
+    server: &str,
+) -> anyhow::Result<()> {
+    let Some(waiting_for) = run.waiting_for.or(match (pending, questions) {
+        ([], []) => None,
+        ([], _) => Some(WaitingFor::Input),
         _ => Some(WaitingFor::Approval),
     }) else {
         return Ok(());
@@ -79,6 +86,10 @@ fn print_wait(run: &RunDetails, pending: &[PendingCall], server: &str) -> anyhow
             None,
         )?;
         line("", &call.approve_command(server), None)?;
+    }
+    for question in questions {
+        line("question", &question.line(), None)?;
+        line("", &question.answer_command(server), None)?;
     }
     if waiting_for == WaitingFor::Resume {
         let command = format!("axed runs resume {} --server {server}", run.id);

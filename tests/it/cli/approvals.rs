@@ -1,4 +1,4 @@
-//! Deciding at the command line: `axed approvals`, `axed runs approve` and `deny`, and what `axed run` says on a pipe.
+//! Deciding and answering at the command line: `axed approvals`, `axed runs approve` and `deny`, and what `axed run` says on a pipe.
 
 use std::process::Stdio;
 
@@ -7,11 +7,12 @@ use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::ChildStderr;
 
 use crate::cli::home::{Ended, Home, ended};
-use crate::support::app::TestApp;
+use crate::support::app::{ApiResponse, TestApp};
 use crate::support::daemon::axed_command;
 use crate::support::provider::answer::{calls, delegates, says};
 use crate::support::within_timeout;
 use crate::tools::approvals::{careful, requests, sent, writes, wrote};
+use crate::tools::ask_person::{asks, curious, waiting};
 
 async fn axed(app: &TestApp, arguments: &[&str]) -> Ended {
     let arguments = [arguments, &["--server", &app.daemon.url]].concat();
@@ -203,4 +204,108 @@ async fn long_arguments_are_shown_whole() {
     approved.with(0);
     assert!(approved.err.contains("the end"), "{}", approved.err);
     assert_eq!(app.find(&id).await.wait_for_end().await.output(), "done");
+}
+
+#[tokio::test]
+async fn a_question_is_printed_answered_and_declined() {
+    let app = curious("").spawn().await;
+    let form =
+        json!({"question": "Which city?", "options": ["Oslo"], "schema": {"type": "object"}});
+    app.provider
+        .will("planner", [delegates([("curious", "ask")]), says("done")]);
+    let turns = [
+        asks(json!({"question": "Sure?"})),
+        asks(form),
+        says("answered"),
+    ];
+    app.provider.will("curious", turns);
+    // The root names the question of its child.
+    let (id, question) = waiting(&app, "planner").await;
+    let shown = axed(&app, &["runs", "show", &id]).await;
+    assert!(
+        shown.with(0).contains("for a person's answer"),
+        "{}",
+        shown.out
+    );
+    assert!(shown.out.contains("curious asks: Sure?"), "{}", shown.out);
+    let printed = axed(&app, &["runs", "answer", &id]).await;
+    assert_eq!(printed.with(0).trim_end(), "curious asks: Sure?");
+    let answered = axed(&app, &["runs", "answer", &id, "yes"]).await;
+    assert!(
+        answered.with(0).trim_end().ends_with(" answered"),
+        "{}",
+        answered.out
+    );
+    let first = question["id"].clone();
+    let is_next = |got: &ApiResponse| {
+        let got = got.json();
+        got["pending_inputs"][0].is_object() && got["pending_inputs"][0]["id"] != first
+    };
+    app.get_until(&format!("/runs/{id}"), is_next).await;
+    let printed = axed(&app, &["runs", "answer", &id]).await;
+    let lines: Vec<&str> = printed.with(0).lines().collect();
+    assert_eq!(
+        lines,
+        [
+            "curious asks: Which city?",
+            "  - Oslo",
+            "  as JSON by this schema: {\"type\":\"object\"}"
+        ]
+    );
+    let refused = axed(&app, &["runs", "answer", &id, "Oslo"]).await;
+    assert!(
+        refused.with(2).is_empty() && refused.err.contains("object"),
+        "{}",
+        refused.err
+    );
+    let bad = axed(&app, &["runs", "answer", &id, "--value", "{"]).await;
+    assert!(
+        bad.with(2).is_empty() && bad.err.contains("is not JSON"),
+        "{}",
+        bad.err
+    );
+    let declined = axed(&app, &["runs", "answer", &id, "--decline", "ask finance"]).await;
+    assert!(
+        declined.with(0).trim_end().ends_with(" declined"),
+        "{}",
+        declined.out
+    );
+    assert_eq!(app.find(&id).await.wait_for_end().await.output(), "done");
+    let over = axed(&app, &["runs", "answer", &id, "yes"]).await;
+    assert!(
+        over.with(2).is_empty() && over.err.contains("it is completed"),
+        "{}",
+        over.err
+    );
+}
+
+#[tokio::test]
+async fn a_run_on_a_pipe_prints_the_command_that_answers_its_question() {
+    let home = Home::new();
+    let script = "[[replies]]\n[[replies.tool_calls]]\nname = \"ask_person\"\n\
+        arguments = { question = \"Which city?\" }\n[[replies]]\ntext = \"{{result.1}}\"\n";
+    home.agent("host", "[ask]\nenabled = true", script);
+    let mut command = home.command(&["run", "host", "go"]);
+    command
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .stdout(Stdio::piped());
+    let mut child = command.kill_on_drop(true).spawn().expect("run axed");
+    let mut lines = BufReader::new(child.stderr.take().expect("stderr")).lines();
+    line_with(&mut lines, "host asks: Which city?").await;
+    let hint = line_with(&mut lines, "to answer").await;
+    let (_, rest) = hint.split_once("axed runs answer ").expect("a command");
+    let (rest, _) = rest.split_once("   (or --decline").expect("an alternative");
+    let rest = rest.replace("TEXT", "Oslo");
+    let arguments: Vec<&str> = ["runs", "answer"]
+        .into_iter()
+        .chain(rest.split(' '))
+        .collect();
+    let answered = home.axed(&arguments).await;
+    assert!(answered.with(0).contains(" answered"), "{}", answered.out);
+    let ended = within_timeout("the run's end", child.wait_with_output()).await;
+    let ended = ended.expect("an end");
+    assert!(ended.status.success());
+    let out = String::from_utf8_lossy(&ended.stdout).into_owned();
+    assert!(out.starts_with("A person answered: Oslo"), "{out}");
 }
