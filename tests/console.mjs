@@ -100,6 +100,20 @@ approve = ["write_file"]
 workdir = "notes"
 system_prompt = "You keep notes."
 `,
+  "agents/host.toml": `name = "host"\nmodel = "scripted/host"\nsystem_prompt = "x"\n[ask]\nenabled = true\n`,
+  "scripts/host.toml": `
+[[replies]]
+text = "I have to ask."
+tool_calls = [{ name = "ask_person", arguments = { question = "Which trip?", schema = { type = "object", required = ["city"], properties = { city = { type = "string", title = "City", enum = ["Oslo", "Rome"] }, nights = { type = "integer", minimum = 1 }, breakfast = { type = "boolean" } } } } }]
+[[replies]]
+text = "And one thing more."
+tool_calls = [{ name = "ask_person", arguments = { question = "By which train?", options = ["the night train", "the first one"] } }]
+[[replies]]
+text = "Your PIN?"
+tool_calls = [{ name = "ask_person", arguments = { question = "Which PIN?" } }]
+[[replies]]
+text = "Booked. {{result.1}}"
+`,
   "agents/weather.toml": `
 name = "weather"
 description = "Takes a city and a number of days."
@@ -307,6 +321,41 @@ async function approveWithAnEdit(page, base) {
   await page.locator(".row", { hasText: "write_file" }).click();
   await page.locator("#inspector").getByText("Edited by a person.").first().waitFor();
   assert.match(page.url(), /\?call=/);
+}
+
+/** A form by the schema, a suggestion that fills a text, and a question that is declined. */
+async function answerQuestions(page, base) {
+  const run = await api(base, "POST", "/agents/host/runs?wait=20", { input: "Book a trip" });
+  await page.goto(`${base}/ui/approvals`);
+  const card = page.locator("article.approval:not([data-decided])", { hasText: "host" });
+  await card.getByText("Which trip?").waitFor();
+  await shot(page, "question");
+  await card.getByLabel("City").selectOption("Oslo");
+  await card.getByLabel("nights").fill("0");
+  await card.getByRole("button", { name: "Answer" }).click();
+  await card.locator("[role=alert]", { hasText: "nights" }).waitFor();
+  await card.getByLabel("nights").fill("2");
+  await card.getByLabel("breakfast").selectOption("true");
+  await page.waitForTimeout(700);
+  await card.getByRole("button", { name: "Answer" }).click();
+  await page.getByText("Answered · ").waitFor();
+  const next = await api(base, "GET", `/runs/${run.id}?wait=20`);
+  assert.equal(next.waiting_for, "input");
+  await page.goto(`${base}/ui/runs/${run.id}`);
+  const text = page.locator("article.approval:not([data-decided])", { hasText: "By which train?" });
+  await text.getByRole("button", { name: "the night train" }).click();
+  assert.equal(await text.getByLabel("Answer", { exact: true }).inputValue(), "the night train");
+  await text.getByRole("button", { name: "Answer" }).click();
+  const last = page.locator("article.approval:not([data-decided])", { hasText: "Which PIN?" });
+  await last.getByLabel(/why you do not answer/).fill("it is secret");
+  await page.waitForTimeout(700);
+  await last.getByRole("button", { name: "Decline" }).click();
+  const ended = await api(base, "GET", `/runs/${run.id}?wait=20`);
+  assert.equal(ended.status, "completed", JSON.stringify(ended));
+  assert.match(ended.content, /declined to answer: it is secret/);
+  const events = await api(base, "GET", `/runs/${run.id}/events`);
+  const given = events.data.filter((event) => event.type === "input.answered").map((event) => event.answer ?? null);
+  assert.deepEqual(given, [{ city: "Oslo", nights: 2, breakfast: true }, "the night train", null]);
 }
 
 /** The second click falls on the same spot, where the next card must not be. */
@@ -687,6 +736,7 @@ try {
   await story("a run is started in the form, and its text streams", () => startInTheForm(page, base));
   await story("a run is cancelled", () => cancel(page));
   await story("a call is approved with an edit", () => approveWithAnEdit(page, base));
+  await story("questions are answered with their forms", () => answerQuestions(page, base));
   await story("two clicks on one spot approve one call", () => approveOnce(page, base));
   await story("a run is paused, resumed, edited and run again", () => pauseAndRunAgain(page, base));
   await story("Markdown is shown, and only Markdown", () => markdown(page, base));

@@ -195,6 +195,12 @@ impl RunTimeline {
             EventKind::ApprovalRequested {
                 tool_call_id, tool, ..
             } => self.start_call(tool_call_id, tool, SpanKind::Waiting, now),
+            EventKind::InputRequested { tool_call_id, .. } => {
+                if let Some(row) = self.call(&tool_call_id) {
+                    close(&mut row.spans, now);
+                    row.spans.push(open(SpanKind::Waiting, now));
+                }
+            }
             EventKind::AgentCalled {
                 tool_call_id,
                 child_agent,

@@ -58,6 +58,7 @@ export async function bodyOf(form, submitter) {
     put(body, field.dataset.field ?? field.name, valueOf(field));
   }
   if (submitter?.name) put(body, submitter.name, valueOf(submitter));
+  if (submitter?.value === "decline") body.decline ??= "";
   for (const field of form.querySelectorAll("[data-pictures]")) {
     const parts = [];
     for (const file of field.files) parts.push({ type: "image", media_type: file.type, data: await base64(file), name: file.name });
@@ -79,6 +80,11 @@ let decidedAt = -Infinity;
 const PAUSE_MS = 600;
 
 const VERDICTS = { approve: "Approved", deny: "Denied" };
+
+function verdictOf(body) {
+  if ("decline" in body) return body.decline ? `Declined: ${body.decline}` : "Declined";
+  return "decision" in body ? VERDICTS[body.decision] : "Answered";
+}
 
 /** The pages of what a form starts. */
 const PAGES = { run: "runs", eval: "evals" };
@@ -103,7 +109,7 @@ async function submit(event) {
     if (decides) {
       const reason = body.reason ? `: ${body.reason}` : "";
       const edited = body.arguments ? ", with other arguments" : "";
-      markDecided(form.closest(".approval"), `${VERDICTS[body.decision]}${edited}${reason}`);
+      markDecided(form.closest(".approval"), `${verdictOf(body)}${edited}${reason}`);
     }
     if (form.dataset.then in PAGES) await visit(addressOf(form.dataset.then, answer.id));
     else await refresh().catch(() => notice("Sent, but this page could not be brought up to date."));
@@ -166,6 +172,15 @@ function save(button) {
   saveAs(button.dataset.save, new Blob([`${text}\n`], { type: "application/jsonl" }));
 }
 
+/** Writes the button's text into a field. */
+function fill(button) {
+  const field = document.getElementById(button.dataset.fill);
+  if (!field) return;
+  field.value = button.textContent;
+  field.form.dataset.dirty = "";
+  field.focus();
+}
+
 function preview(field) {
   const place = field.form?.querySelector("[data-previews]");
   if (!place) return;
@@ -199,6 +214,8 @@ export function start() {
   document.addEventListener("click", (event) => {
     const saved = event.target.closest?.("[data-save]");
     if (saved) save(saved);
+    const filled = event.target.closest?.("[data-fill]");
+    if (filled) fill(filled);
     const link = event.target.closest?.("[data-download]");
     if (!link) return;
     event.preventDefault();

@@ -231,7 +231,11 @@ async function followAnswer(run, entry, text, signal, after, first) {
       entry.querySelector("p.small")?.remove();
       entry.append(runLink(run, `${data.tool} waits for approval: open the run`));
     }
-    if (event.name === "approval.decided") entry.querySelector("p.small")?.remove();
+    if (event.name === "input.requested") {
+      entry.querySelector("p.small")?.remove();
+      entry.append(runLink(run, `asks: ${data.question} Open the run to answer`));
+    }
+    if (event.name === "approval.decided" || event.name === "input.answered") entry.querySelector("p.small")?.remove();
     if (event.name === "run.completed") {
       const streamed = text.textContent;
       text.textContent = prose(await finalText(run, data, streamed, signal));

@@ -1,4 +1,4 @@
-//! The calls that wait for approval, each a card with its decision. A card that is decided stays at its place until the page is
+//! The calls that wait for approval and the questions that wait for an answer, each a card with its form. A card that is decided stays at its place until the page is
 //! left, so that nothing moves below the pointer: see `merge` in `pages.js`.
 
 use std::collections::HashMap;
@@ -6,9 +6,11 @@ use std::collections::hash_map::Entry;
 
 use maud::{Markup, html};
 use serde::Deserialize;
+use serde_json::{Value, json};
 
 use crate::config::KeyScope;
 use crate::domain::http_placement::push_encoded;
+use crate::domain::input::Question;
 use crate::domain::run::{PendingInput, Run, RunId, now};
 use crate::domain::run_ref::short_id;
 use crate::web::console::diff;
@@ -48,6 +50,10 @@ async fn cards<'t>(
 ) -> Markup {
     let mut cards = Vec::new();
     for approval in approvals {
+        if let Some(question) = approval.request.question.as_deref() {
+            cards.push(question_card(request, approval, question, task(approval)));
+            continue;
+        }
         let change = file_change(request, approval).await;
         cards.push(card(request, approval, task(approval), change));
     }
@@ -97,6 +103,140 @@ fn card(
             } @else if may_decide(request, approval) { (decision(request, approval, change)) }
             @else { (whole_json(&format::pretty_json(call.arguments.get()))) }
         }
+    }
+}
+
+fn question_card(
+    request: &ConsoleRequest,
+    input: &PendingInput,
+    question: &Question,
+    task: Option<&str>,
+) -> Markup {
+    let pending = &input.request;
+    let id = format!("input-{}-{}", input.run_id, pending.tool_call_id);
+    html! {
+        article.approval id=(id) {
+            header {
+                h3 { "Question" }
+                span.muted {
+                    "of " a href=(step(request, input.run_id, &question.call_id)) { (input.agent) " " code { (short_id(input.run_id)) } }
+                    @if let Some(server) = &question.server { " · of the MCP server " (server) }
+                    " · " (format::ago(pending.requested_at, now()))
+                    @if let Some(deadline) = pending.deadline { " · until " (format::instant(deadline)) }
+                }
+            }
+            @if let Some(task) = task { p.task { span.muted { "Task: " } (task) } }
+            p.question { (question.text) }
+            @if may_decide(request, input) { (answer_form(request, input, question)) }
+        }
+    }
+}
+
+fn answer_form(request: &ConsoleRequest, input: &PendingInput, question: &Question) -> Markup {
+    let mut path = format!("/runs/{}/inputs/", input.run_id);
+    push_encoded(&mut path, &input.request.tool_call_id);
+    let path = request.shell.api(&path);
+    let id = format!("answer-{}-{}", input.run_id, input.request.tool_call_id);
+    let schema = question.schema_json();
+    let fields = form_fields(&schema);
+    html! {
+        form data-post=(path) data-then="decided" {
+            @match &fields {
+                Some(fields) => @for field in fields {
+                    @let id = format!("{id}-{}", field.name);
+                    label for=(id) { (field.title) @if field.is_required { " (required)" } }
+                    (control(&id, &format!("answer.{}", field.name), field.schema))
+                    @if let Some(description) = field.schema["description"].as_str() { p.muted.small { (description) } }
+                },
+                None => {
+                    label for=(id) { "Answer" @if !schema.is_null() && !is_simple(&schema) { " as JSON" } }
+                    (control(&id, "answer", &schema))
+                    @if !schema.is_null() && !is_simple(&schema) { details { summary { "Schema" } (whole_json(&format::pretty_json(&schema.to_string()))) } }
+                },
+            }
+            @if !question.options.is_empty() {
+                @let is_text = fields.is_none() && !schema["enum"].is_array() && (schema.is_null() || schema["type"] == "string");
+                p.small {
+                    span.muted { "Suggestions: " }
+                    @for option in &question.options {
+                        @if is_text { button.small type="button" data-fill=(id) { (option) } " " } @else { (option) " · " }
+                    }
+                }
+            }
+            label for=(format!("decline-{id}")) { "Or why you do not answer (the model reads it)" }
+            input id=(format!("decline-{id}")) name="decline" data-for="decline";
+            div.actions.needs-scripts {
+                button.primary type="submit" value="answer" { "Answer" }
+                button type="submit" value="decline" { "Decline" }
+                span.error role="alert" {}
+            }
+        }
+    }
+}
+
+/// A field of an answer that is an object.
+struct FormField<'s> {
+    name: &'s str,
+    title: &'s str,
+    schema: &'s Value,
+    is_required: bool,
+}
+
+/// The fields of a schema that is a form; `None` if its answer is one field.
+fn form_fields(schema: &Value) -> Option<Vec<FormField<'_>>> {
+    let properties = schema["properties"].as_object()?;
+    let can_be_form = |(name, schema): (&String, &Value)| is_simple(schema) && !name.contains('.');
+    if schema["type"] != "object" || !properties.iter().all(can_be_form) {
+        return None;
+    }
+    let required = schema["required"].as_array();
+    let fields = properties.iter().map(|(name, schema)| FormField {
+        name,
+        title: schema["title"].as_str().unwrap_or(name),
+        schema,
+        is_required: required.is_some_and(|names| names.iter().any(|it| it == name)),
+    });
+    Some(fields.collect())
+}
+
+/// Whether a value of this schema has a control of its own.
+fn is_simple(schema: &Value) -> bool {
+    let kinds = ["string", "number", "integer", "boolean"];
+    schema["enum"].is_array()
+        || schema["type"]
+            .as_str()
+            .is_some_and(|it| kinds.contains(&it))
+}
+
+/// The control of a value with this schema; null is a text.
+fn control(id: &str, field: &str, schema: &Value) -> Markup {
+    let select = |values: &[Value]| {
+        html! {
+            select id=(id) name="answer" data-field=(field) data-type="json" data-for="answer" {
+                option value="" {}
+                @for value in values {
+                    option value=(value) { @match value.as_str() { Some(text) => (text), None => (value) } }
+                }
+            }
+        }
+    };
+    if let Some(values) = schema["enum"].as_array() {
+        return select(values);
+    }
+    match schema["type"].as_str() {
+        Some("boolean") => select(&[json!(true), json!(false)]),
+        Some("number" | "integer") => html! {
+            input id=(id) name="answer" data-field=(field) data-type="decimal" data-for="answer" inputmode="decimal";
+        },
+        Some("string") => {
+            html! { input id=(id) name="answer" data-field=(field) data-for="answer"; }
+        }
+        None if schema.is_null() => html! {
+            textarea id=(id) name="answer" data-field=(field) data-for="answer" rows="3" {}
+        },
+        _ => html! {
+            textarea.code id=(id) name="answer" data-field=(field) data-type="json" data-for="answer" rows="5" spellcheck="false" {}
+        },
     }
 }
 

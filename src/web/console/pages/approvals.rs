@@ -1,4 +1,4 @@
-//! `/ui/approvals`: the tool calls that wait for a person.
+//! `/ui/approvals`: the tool calls and questions that wait for a person.
 
 use maud::html;
 
@@ -33,11 +33,11 @@ pub async fn page(request: ConsoleRequest) -> Result<Page, Problem> {
     let body = html! {
         div.head { h1 { "Approvals" } }
         @if request.may(Run) || request.may(Approve) { (parts::needs_scripts("Deciding")) }
-        h2.sr { "Calls that wait" }
+        h2.sr { "Calls and questions that wait" }
         div #list data-live="3000" {
             (cards)
             @if page.inputs.is_empty() {
-                (parts::empty_with("Nothing waits for approval", "Calls of tools listed under approve in an agent's file wait here for your decision:", "approve = [\"write_file\"]"))
+                (parts::empty_with("Nothing waits for a person", "Calls of tools listed under approve in an agent's file wait here for your decision, and questions of agents with [ask] for your answer:", "approve = [\"write_file\"]\n\n[ask]\nenabled = true"))
             }
             (parts::next_page(next))
         }

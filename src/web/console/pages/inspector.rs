@@ -185,7 +185,10 @@ async fn call_view(request: &ConsoleRequest, run: &Run, id: &str) -> Result<Mark
     let pending = run
         .pending_inputs
         .iter()
-        .find(|it| it.request.tool_call_id == id);
+        .find(|it| match it.request.question.as_deref() {
+            Some(question) => it.run_id == run.id && question.call_id == id,
+            None => it.request.tool_call_id == id,
+        });
     let card = match pending {
         Some(pending) => Some(approval_cards::of_run(request, std::slice::from_ref(pending)).await),
         None => None,

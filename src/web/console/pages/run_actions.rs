@@ -49,15 +49,17 @@ pub fn wait_notice(request: &ConsoleRequest, run: &Run) -> Markup {
                 "Queued: " (counted(load.running, "run")) " running, " (load.queued) " waiting for a slot. It starts by itself."
             },
             (status, _) if status.is_terminal() => {},
-            (_, Some(WaitingFor::Approval)) => {
+            (_, Some(WaitingFor::Approval | WaitingFor::Input)) => {
                 @for pending in run.pending_inputs.iter().take(1) {
+                    @let is_question = pending.request.question.is_some();
                     div.wait {
-                        b { (pending.request.tool) } " of " (pending.agent) " waits for a decision"
+                        @if is_question { "A question of " (pending.agent) " waits for an answer" }
+                        @else { b { (pending.request.tool) } " of " (pending.agent) " waits for a decision" }
                         @if let Some(deadline) = pending.request.deadline { ", until " (format::instant(deadline)) }
                         "."
                         @let others = run.pending_inputs.len() - 1;
-                        @if others > 0 { " " (counted(others, "other call")) " too." }
-                        " " a.button href=(request.run_href(run.id)) { "Decide" }
+                        @if others > 0 { " " (others) " more wait for a person." }
+                        " " a.button href=(request.run_href(run.id)) { @if is_question { "Answer" } @else { "Decide" } }
                     }
                 }
             },
