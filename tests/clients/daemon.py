@@ -37,6 +37,13 @@ arguments = { path = "note.md", content = "found" }
 [[replies]]
 text = "{{result.1}}"
 """
+ASKS = """[[replies]]
+[[replies.tool_calls]]
+name = "ask_person"
+arguments = { question = "How many?", schema = { type = "integer" } }
+[[replies]]
+text = "{{result.1}}"
+"""
 TOOLS = 'workdir = "work"\ntools = ["list_directory", "write_file"]\n'
 # The old version of `quick` writes more.
 SCORER = """
@@ -51,6 +58,7 @@ AGENTS = {
     "slow": (TOOLS, "delay_ms = 40\n" + LISTS * 4 + FINAL),
     "endless": (TOOLS, "delay_ms = 2000\n" + LISTS + FINAL),
     "careful": (TOOLS + 'approve = ["write_file"]\n', WRITES),
+    "asking": (TOOLS + "[ask]\nenabled = true\n", ASKS),
     "failing": (TOOLS, '[[replies]]\nerrors = [{ category = "bad_request", times = 9 }]\ntext = "x"\n'),
 }
 

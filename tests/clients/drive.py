@@ -310,6 +310,17 @@ def drive(daemon: Daemon) -> None:
     client.deny(pending["run_id"], pending["tool_call_id"], reason="not today")
     assert "not today" in (client.wait(denied["id"], timeout=30)["content"] or "")
 
+    # Questions.
+    asking = client.wait(client.start("asking", "go")["id"], until_input=True)
+    (question,) = client.inputs(root=asking["id"])
+    assert question == asking["pending_inputs"][0] and asking["wait"] and asking["wait"]["reason"] == "input"
+    key = (question["run_id"], question["id"])
+    fails_with(axed_client.Invalid, lambda: client.answer(*key, "three"))
+    for _ in range(2):
+        client.answer(*key, 3, idempotency_key="once")
+    fails_with(axed_client.Conflict, lambda: client.decline(*key, "too late"))
+    assert client.wait(asking["id"], timeout=30)["content"] == "A person answered: 3"
+
     # What goes wrong.
     endless = client.start("endless", "go")
     timeout = fails_with(axed_client.WaitTimeout, lambda: client.wait(endless["id"], timeout=1.5))

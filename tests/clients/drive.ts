@@ -109,6 +109,13 @@ for (let attempt = 0; attempt < 2; attempt++) {
 const approved = await client.wait(careful.id, { timeout: 30_000 });
 assert(approved.content?.includes("wrote 1 bytes to other.md"), approved);
 await failsWith(Conflict, client.approve(pending.run_id, pending.tool_call_id));
+const asking = await client.wait((await client.start("asking", "go")).id, { untilInput: true });
+const [question] = await collect(client.inputs({ root: asking.id }));
+assert(question && question.id === asking.pending_inputs[0]?.id && asking.wait?.reason === "input");
+await failsWith(Invalid, client.answer(question.run_id, question.id, "three"));
+await client.answer(question.run_id, question.id, 3, { idempotencyKey: "once" });
+await failsWith(Conflict, client.decline(question.run_id, question.id, "too late"));
+assert((await client.wait(asking.id, { timeout: 30_000 })).content === "A person answered: 3");
 assert((await client.score(approved.id, "tone", "friendly", { turn: 1 })).value === "friendly");
 assert((await client.get(approved.id)).scores["tone"]?.counts?.["friendly"] === 1);
 assert((await client.feedbackLink(approved.id, "thumbs", 60)).url.includes("/feedback/"));

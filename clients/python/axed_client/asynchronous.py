@@ -23,6 +23,7 @@ from axed_client.types import (
     FeedbackLink,
     ForkRequest,
     PendingApproval,
+    PendingQuestion,
     Run,
     RunFields,
     RunFilters,
@@ -111,9 +112,15 @@ class AsyncClient:
         descendants."""
         return self._stream(run_id, after, scope, None)
 
-    async def wait(self, run_id: str, *, timeout: float | None = None, until_approval: bool = False) -> Run:
-        """Waits until the run has ended, or until calls wait for approval if `until_approval` is true."""
-        return await self._run(protocol.wait(run_id, protocol.end_of(timeout), until_approval, self._retry_time))
+    async def wait(
+        self, run_id: str, *, timeout: float | None = None, until_approval: bool = False, until_input: bool = False
+    ) -> Run:
+        """Waits until the run has ended.
+
+        Also until calls wait for approval if `until_approval` is true, or questions for an answer if `until_input` is.
+        """
+        until = protocol.pending(until_approval, until_input)
+        return await self._run(protocol.wait(run_id, protocol.end_of(timeout), until, self._retry_time))
 
     async def get(self, run_id: str) -> Run:
         return cast(Run, await self._call(Request("GET", f"/runs/{segment(run_id)}")))
@@ -189,6 +196,16 @@ class AsyncClient:
         request = protocol.decision_request(run_id, tool_call_id, body, idempotency_key)
         return cast(Run, await self._call(request))
 
+    async def answer(self, run_id: str, input_id: str, answer: Any, *, idempotency_key: str | None = None) -> Run:
+        """Answers a question. The first answer wins."""
+        request = protocol.answer_request(run_id, input_id, {"answer": answer}, idempotency_key)
+        return cast(Run, await self._call(request))
+
+    async def decline(self, run_id: str, input_id: str, reason: str, *, idempotency_key: str | None = None) -> Run:
+        """Declines to answer a question. The model gets the reason."""
+        request = protocol.answer_request(run_id, input_id, {"decline": reason}, idempotency_key)
+        return cast(Run, await self._call(request))
+
     async def delete(self, run_id: str) -> None:
         """Deletes a root run that has ended, with its tree."""
         await self._run(protocol.delete(Request("DELETE", f"/runs/{segment(run_id)}"), self._retry_time))
@@ -218,6 +235,10 @@ class AsyncClient:
     def approvals(self, *, root: str | None = None) -> AsyncIterator[PendingApproval]:
         """The tool calls that wait for approval, oldest runs first."""
         return cast("AsyncIterator[PendingApproval]", self._pages("/approvals", {"root": root}, "cursor", "next_cursor"))
+
+    def inputs(self, *, root: str | None = None) -> AsyncIterator[PendingQuestion]:
+        """The questions that wait for an answer, oldest runs first."""
+        return cast("AsyncIterator[PendingQuestion]", self._pages("/inputs", {"root": root}, "cursor", "next_cursor"))
 
     def evals(self, *, agent: str | None = None) -> AsyncIterator[Eval]:
         """Evaluations without their results, newest first, over all pages."""

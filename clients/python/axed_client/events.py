@@ -171,6 +171,27 @@ class ApprovalDecidedEvent(_RecordedEvent):
     by: NotRequired[str]
 
 
+class InputRequestedEvent(_RecordedEvent):
+    type: Literal["input.requested"]
+    turn: int
+    input_id: str
+    tool_call_id: str
+    question: str
+    schema: NotRequired[Any]
+    options: NotRequired[list[str]]
+    server: NotRequired[str]
+    deadline: NotRequired[str]
+
+
+class InputAnsweredEvent(_RecordedEvent):
+    type: Literal["input.answered"]
+    input_id: str
+    outcome: Literal["answered", "declined", "timed_out"]
+    answer: NotRequired[Any]
+    reason: NotRequired[str]
+    by: NotRequired[str]
+
+
 class MessageAddedEvent(_RecordedEvent):
     type: Literal["message.added"]
     number: int
@@ -321,6 +342,8 @@ RunEvent = Union[
     AgentReturnedEvent,
     ApprovalRequestedEvent,
     ApprovalDecidedEvent,
+    InputRequestedEvent,
+    InputAnsweredEvent,
     MessageAddedEvent,
     RetryScheduledEvent,
     BatchSubmittedEvent,

@@ -8,9 +8,9 @@ import math
 import random
 import time
 import uuid
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar, Union, cast
+from typing import Any, Literal, TypeAlias, TypeVar, Union, cast
 from urllib.parse import quote
 
 import httpx
@@ -28,6 +28,9 @@ from axed_client.events import RunEvent
 from axed_client.types import Eval, EvalRequest, ForkRequest, Run, RunFields
 
 T = TypeVar("T")
+
+#: A list of what waits for a person, in a run.
+Pending: TypeAlias = Literal["pending_approvals", "pending_inputs"]
 
 ENDED = ("completed", "failed", "cancelled")
 #: One request waits at most this long: proxies often give up after 30 or 60 seconds.
@@ -172,16 +175,19 @@ def run(request: Request, timeout: float | None, retry_time: float) -> Operation
     """Starts a run and waits for its completion."""
     request.give_up_at = end_of(timeout)
     started = _as_run(request, (yield from call(request, retry_time)))
-    ended = yield from wait(started["id"], request.give_up_at, False, retry_time, started)
+    ended = yield from wait(started["id"], request.give_up_at, (), retry_time, started)
     if ended["status"] != "completed":
         raise RunNotCompleted(ended)
     return ended
 
 
 def wait(
-    run_id: str, give_up_at: float, until_approval: bool, retry_time: float, run: Run | None = None
+    run_id: str, give_up_at: float, until: Sequence[Pending], retry_time: float, run: Run | None = None
 ) -> Operation[Run]:
-    """Waits for the end of a run with as many requests as it takes. `run` is its last known state."""
+    """Waits for the end of a run, or until one of these lists has something, with as many requests as it takes.
+
+    `run` is its last known state.
+    """
     seconds = 0.0
     while True:
         query: Query = [("wait", int(seconds))] if seconds >= 1 else []
@@ -190,7 +196,7 @@ def wait(
         is_short_of_time = request.remaining() < retry_time
         try:
             run = _as_run(request, (yield from call(request, retry_time)))
-            if run["status"] in ENDED or until_approval and run["pending_approvals"]:
+            if run["status"] in ENDED or any(run[name] for name in until):
                 return run
         except ConnectionFailed:
             if run is None or not is_short_of_time:
@@ -270,6 +276,16 @@ def decision_request(run_id: str, tool_call_id: str, body: dict[str, Any], idemp
     path = f"/runs/{segment(run_id)}/approvals/{segment(tool_call_id)}"
     body = {k: v for k, v in body.items() if v is not None}
     return Request("POST", path, body=body, headers=idempotency(idempotency_key))
+
+
+def answer_request(run_id: str, input_id: str, body: dict[str, Any], idempotency_key: str | None) -> Request:
+    path = f"/runs/{segment(run_id)}/inputs/{segment(input_id)}"
+    return Request("POST", path, body=body, headers=idempotency(idempotency_key))
+
+
+def pending(until_approval: bool, until_input: bool) -> Sequence[Pending]:
+    lists: tuple[tuple[bool, Pending], ...] = ((until_approval, "pending_approvals"), (until_input, "pending_inputs"))
+    return [name for is_wanted, name in lists if is_wanted]
 
 
 def segment(text: str) -> str:

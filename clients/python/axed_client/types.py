@@ -37,6 +37,20 @@ class PendingApproval(TypedDict):
     deadline: str | None
 
 
+class PendingQuestion(TypedDict):
+    id: str
+    run_id: str
+    root_id: str
+    agent: str
+    call_id: str
+    question: str
+    schema: dict[str, Any] | None
+    options: list[str]
+    server: NotRequired[str]
+    since: str
+    until: str | None
+
+
 class Wait(TypedDict):
     reason: str
     since: str
@@ -105,6 +119,7 @@ class Run(TypedDict):
     wait: Wait | None
     suspended: str | None
     pending_approvals: list[PendingApproval]
+    pending_inputs: list[PendingQuestion]
     warnings: list[Warning]
     error: RunError | None
     cancel_reason: str | None

@@ -24,6 +24,7 @@ import type {
   ForkRequest,
   MessageContent,
   PendingApproval,
+  PendingQuestion,
   Run,
   RunRequest,
   RunTree,
@@ -68,6 +69,8 @@ export interface WaitOptions extends CallOptions {
   timeout?: number;
   /** Also return if calls wait for approval. */
   untilApproval?: boolean;
+  /** Also return if questions wait for an answer. */
+  untilInput?: boolean;
 }
 
 export class Client {
@@ -101,7 +104,7 @@ export class Client {
     const giveUpAt = endOf(options);
     const call = { ...startCall(agent, input, options), giveUpAt };
     const started = asRun(call, await this.send(call, options));
-    const { untilApproval: _, ...waitOptions } = options;
+    const { untilApproval: _, untilInput: __, ...waitOptions } = options;
     const run = await this.waitUntil(giveUpAt, started.id, waitOptions, started);
     if (run.status !== "completed") throw new RunNotCompleted(run);
     return run;
@@ -135,7 +138,9 @@ export class Client {
       const isShortOfTime = giveUpAt - performance.now() < this.retryTime;
       try {
         found = asRun(call, await this.send(call, options));
-        const isPending = options.untilApproval === true && found.pending_approvals.length > 0;
+        const isPending =
+          (options.untilApproval === true && found.pending_approvals.length > 0) ||
+          (options.untilInput === true && found.pending_inputs.length > 0);
         if (ENDED.includes(found.status) || isPending) return found;
       } catch (error) {
         const isAway = error instanceof Problem ? RETRIED.includes(error.status) : error instanceof ConnectionFailed;
@@ -243,6 +248,16 @@ export class Client {
     return this.decide(run, toolCall, { decision: "deny", reason }, options);
   }
 
+  /** Answers a question. The first answer wins. */
+  answer(run: string, input: string, answer: unknown, options: StartOptions = {}): Promise<Run> {
+    return this.answerInput(run, input, { answer }, options);
+  }
+
+  /** Declines to answer a question. The model gets the reason. */
+  decline(run: string, input: string, reason: string, options: StartOptions = {}): Promise<Run> {
+    return this.answerInput(run, input, { decline: reason }, options);
+  }
+
   /** Deletes a root run that has ended, with its tree. */
   async delete(run: string, options: CallOptions = {}): Promise<void> {
     let attempts = 0;
@@ -292,6 +307,11 @@ export class Client {
     return this.pages<PendingApproval>("/approvals", { ...filters }, "cursor", options);
   }
 
+  /** The questions that wait for an answer, oldest runs first. */
+  inputs(filters: { root?: string } = {}, options: CallOptions = {}): AsyncGenerator<PendingQuestion, void, undefined> {
+    return this.pages<PendingQuestion>("/inputs", { ...filters }, "cursor", options);
+  }
+
   /** Evaluations without their results, newest first, over all pages. */
   evals(filters: { agent?: string } = {}, options: CallOptions = {}): AsyncGenerator<Eval, void, undefined> {
     return this.pages<Eval>("/evals", { ...filters }, "cursor", options);
@@ -325,6 +345,12 @@ export class Client {
   private decide(run: string, toolCall: string, body: unknown, options: StartOptions): Promise<Run> {
     const headers = idempotency(options);
     const path = `/runs/${encode(run)}/approvals/${encode(toolCall)}`;
+    return this.json<Run>({ method: "POST", path, body, headers }, options);
+  }
+
+  private answerInput(run: string, input: string, body: unknown, options: StartOptions): Promise<Run> {
+    const headers = idempotency(options);
+    const path = `/runs/${encode(run)}/inputs/${encode(input)}`;
     return this.json<Run>({ method: "POST", path, body, headers }, options);
   }
 

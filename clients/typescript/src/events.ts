@@ -163,6 +163,27 @@ export interface ApprovalDecidedEvent extends RecordedEvent {
   by?: string;
 }
 
+export interface InputRequestedEvent extends RecordedEvent {
+  type: "input.requested";
+  turn: number;
+  input_id: string;
+  tool_call_id: string;
+  question: string;
+  schema?: unknown;
+  options?: string[];
+  server?: string;
+  deadline?: string;
+}
+
+export interface InputAnsweredEvent extends RecordedEvent {
+  type: "input.answered";
+  input_id: string;
+  outcome: "answered" | "declined" | "timed_out";
+  answer?: unknown;
+  reason?: string;
+  by?: string;
+}
+
 export interface MessageAddedEvent extends RecordedEvent {
   type: "message.added";
   number: number;
@@ -311,6 +332,8 @@ export type RunEvent =
   | AgentReturnedEvent
   | ApprovalRequestedEvent
   | ApprovalDecidedEvent
+  | InputRequestedEvent
+  | InputAnsweredEvent
   | MessageAddedEvent
   | RetryScheduledEvent
   | BatchSubmittedEvent

@@ -20,6 +20,20 @@ export interface Warning {
   turn: number | null;
 }
 
+export interface PendingQuestion {
+  id: string;
+  run_id: string;
+  root_id: string;
+  agent: string;
+  call_id: string;
+  question: string;
+  schema: Record<string, unknown> | null;
+  options: string[];
+  server?: string;
+  since: string;
+  until: string | null;
+}
+
 export interface Wait {
   reason: string;
   since: string;
@@ -101,6 +115,7 @@ export interface Run {
   wait: Wait | null;
   suspended: string | null;
   pending_approvals: PendingApproval[];
+  pending_inputs: PendingQuestion[];
   warnings: Warning[];
   error: RunError | null;
   cancel_reason: string | null;
