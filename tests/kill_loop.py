@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Kills the daemon again and again while runs are started, forked, steered and approved, then checks that nothing is lost
-or done twice.
+"""Kills the daemon again and again while runs are started, forked, steered, approved and answered, then checks that nothing is
+lost or done twice.
 
     tests/kill_loop.py AXED [--kills 25] [--seed N]
 
 Checks after the last restart, over the API alone: every accepted request is one run; every run has ended; its events have
 no gap and one end; a call that is not safe to repeat is recorded before it is performed, and performed at most once;
-a message that was accepted is read or has a warning; the usage is the sum over all runs.
+an answer that was accepted is the only one to its question, and the result of its call; a message that was accepted is read or has
+a warning; the usage is the sum over all runs.
 """
 
 import argparse, collections, http.client, http.server, json, os, pathlib, random, signal, subprocess, sys, tempfile
@@ -39,6 +40,7 @@ AGENTS = {
     "boss": 'sub_agents = ["worker"]\n',
     "worker": "",
     "careful": 'approve = ["ledger__pay"]\n',
+    "curious": "[ask]\nenabled = true\n",
 }
 
 
@@ -55,6 +57,8 @@ class Provider(http.server.BaseHTTPRequestHandler):
         calls = []
         if not any(m["role"] == "assistant" for m in messages):
             calls.append(("ledger__pay", {"id": uuid.uuid4().hex}))
+            if body["model"] == "curious":
+                calls = [("ask_person", {"question": f"{n}?"}) for n in (1, 2)]
             if body["model"] == "boss":
                 calls += [("call_agent", {"agent": "worker", "task": f"part {n}"}) for n in (1, 2)]
         delta = {"content": " | ".join(said)}
@@ -146,7 +150,7 @@ class Client:
     """Remembers every request until it has an answer, over all restarts."""
 
     def __init__(self, dice):
-        self.dice, self.roots, self.open, self.messages = dice, {}, {}, {}
+        self.dice, self.roots, self.open, self.messages, self.answers = dice, {}, {}, {}, {}
         self.counts = collections.Counter()
 
     def start(self, daemon, path, body):
@@ -177,7 +181,7 @@ class Client:
         choice = self.dice.random()
         runs = list(self.roots.values())
         if choice < 0.35 or not runs:
-            agent = self.dice.choice(["boss", "boss", "careful"])
+            agent = self.dice.choice(["boss", "boss", "careful", "curious"])
             return self.start(daemon, f"/agents/{agent}/runs", {"input": f"task {uuid.uuid4().hex}"})
         run = self.dice.choice(runs[-12:])
         tree = [it["id"] for it in nodes(daemon.get(f"/runs/{run}/tree"))] if self.dice.random() < 0.4 else [run]
@@ -203,6 +207,14 @@ class Client:
             status, answer = daemon.send("POST", path, decision)
             assert status in (200, 202, 404, 409), (status, answer)
             self.counts["decision"] += 1
+        for question in daemon.get("/inputs")["data"]:
+            body = {"answer": uuid.uuid4().hex} if self.dice.random() < 0.8 else {"decline": uuid.uuid4().hex}
+            status, answer = daemon.send("POST", f"/runs/{question['run_id']}/inputs/{question['id']}", body)
+            assert status in (202, 404, 409), (status, answer)
+            if status == 202:
+                assert (question["run_id"], question["id"]) not in self.answers, f"answered twice: {question}"
+                self.answers[question["run_id"], question["id"]] = body
+            self.counts["answer"] += 1
 
 
 def settle(daemon, client):
@@ -283,6 +295,21 @@ class Check:
             bounds = (completed[payment], self.paid[payment], started[payment])
             assert sorted(bounds) == list(bounds), f"{payment}: completed, performed, recorded: {bounds}"
 
+    def answers(self):
+        accepted = dict(self.client.answers)
+        for id, events in self.events.items():
+            requested = [it["input_id"] for it in events if it["type"] == "input.requested"]
+            given = {it["input_id"]: it for it in events if it["type"] == "input.answered"}
+            answered = [it for it in events if it["type"] == "input.answered"]
+            assert len(set(requested)) == len(requested) and len(given) == len(answered), f"{id}: requested or answered twice"
+            results = {it["tool_call_id"]: it["result"] for it in events if it["type"] == "tool.completed"}
+            for question, event in given.items():
+                body = accepted.pop((id, question), None)
+                text = event.get("answer") or event["reason"]
+                assert body is None or text in body.values(), f"{id}: {event} instead of {body}"
+                assert results[question].endswith(text), f"{id}: {results[question]} is not {text}"
+        assert not accepted, f"lost answers: {accepted}"
+
     def messages(self):
         for content, id in self.client.messages.items():
             run = self.runs[id]
@@ -335,6 +362,7 @@ def main():
             check = Check(daemon, client, home / "ledger")
             failures = check.ends()
             check.payments()
+            check.answers()
             check.messages()
             check.usage()
             counts = ", ".join(f"{count} {what}" for what, count in sorted(client.counts.items()))

@@ -66,6 +66,7 @@ def check(home, client, cluster, schedules, hooks):
     check = kill_loop.Check(cluster, client, home / "ledger")
     failures = check.ends()
     check.payments()
+    check.answers()
     check.messages()
     check.usage()
     in_sessions = check_sessions(check, not cluster.clocks)
