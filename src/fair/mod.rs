@@ -10,6 +10,7 @@ mod key_queue;
 #[cfg(test)]
 mod reference_queue;
 pub mod shares;
+pub mod weighted_queue;
 
 /// The limits of a fair queue. The default has no limits.
 #[derive(Clone, Debug)]
