@@ -79,8 +79,10 @@ impl<B: ReplyBuilder> Endpoint<B> {
                 .client
                 .send(sent.body, trace, key, conversation)
                 .await?;
-            let status = response.status().as_u16();
-            deltas(Delta::ResponseStarted { status });
+            deltas(Delta::ResponseStarted {
+                status: response.status().as_u16(),
+                headers: response.headers(),
+            });
             // Boxed, so that requests whose response has not begun take no memory for it.
             Box::pin(self.read_response(response, model, stream, deltas)).await
         })

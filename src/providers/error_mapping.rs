@@ -54,6 +54,15 @@ const TOO_LONG_PHRASES: [&str; 18] = [
     "conversation is too long",
 ];
 
+/// Codes of services for an account that has used up what it paid for, in lower case: OpenAI; DeepSeek; Moonshot; xAI.
+const QUOTA_KINDS: [&str; 5] = [
+    "insufficient_quota",
+    "billing_hard_limit_reached",
+    "insufficient_balance",
+    "exceeded_current_quota_error",
+    "credits_exhausted",
+];
+
 /// The error of a response with an error status. `body` may be empty if it could not be read.
 pub fn from_status(status: StatusCode, body: &str, retry_after: Option<Duration>) -> ProviderError {
     let parsed = ErrorBody::parse(body);
@@ -66,6 +75,7 @@ pub fn from_status(status: StatusCode, body: &str, retry_after: Option<Duration>
         category => category,
     };
     let is_too_long = parsed.is_too_long(category);
+    let is_quota_spent = parsed.is_quota_spent();
     let message = parsed
         .message
         .or_else(|| {
@@ -78,6 +88,7 @@ pub fn from_status(status: StatusCode, body: &str, retry_after: Option<Duration>
         .unwrap_or_else(|| format!("HTTP {}", status.as_u16()));
     ProviderError {
         retry_after: retry_after.or(parsed.retry_after),
+        is_quota_spent,
         ..refusal(category, message, is_too_long)
     }
 }
@@ -94,11 +105,13 @@ pub fn from_error_body(body: &str) -> ProviderError {
             false => ErrorCategory::Server,
         });
     let is_too_long = parsed.is_too_long(category);
+    let is_quota_spent = parsed.is_quota_spent();
     let message = parsed
         .message
         .unwrap_or_else(|| "the service reported an error without a message".to_owned());
     ProviderError {
         retry_after: parsed.retry_after,
+        is_quota_spent,
         ..refusal(category, message, is_too_long)
     }
 }
@@ -553,6 +566,10 @@ impl ErrorBody {
                 || counts_tokens)
     }
 
+    fn is_quota_spent(&self) -> bool {
+        QUOTA_KINDS.iter().any(|kind| self.kind.contains(kind))
+    }
+
     fn mentions_overload(&self) -> bool {
         let message = self.message.as_deref().unwrap_or_default().to_lowercase();
         self.kind.contains("overload") || message.contains("overload")
@@ -578,6 +595,25 @@ mod tests {
     use jiff::Timestamp;
 
     use super::{from_error_body, from_status, reported_error, retry_after};
+
+    #[test]
+    fn a_spent_quota_is_known_by_its_code() {
+        let is_spent = |body: &str| {
+            let error = from_status(StatusCode::TOO_MANY_REQUESTS, body, None);
+            assert_eq!(error.category.as_str(), "rate_limit");
+            error.is_quota_spent
+        };
+        assert!(is_spent(
+            r#"{"error":{"message":"You exceeded your current quota","type":"insufficient_quota","code":"insufficient_quota"}}"#
+        ));
+        // Gemini says the same of a limit of a minute.
+        assert!(!is_spent(
+            r#"{"error":{"code":429,"message":"You exceeded your current quota","status":"RESOURCE_EXHAUSTED"}}"#
+        ));
+        assert!(!is_spent(
+            r#"{"error":{"message":"Rate limit reached","type":"tokens","code":"rate_limit_exceeded"}}"#
+        ));
+    }
 
     fn error_text(status: u16, body: &str) -> String {
         let status = StatusCode::from_u16(status).expect("a status");

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use http::HeaderMap;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::value::RawValue;
 
@@ -206,6 +207,7 @@ pub enum Delta<'a> {
     /// The response has begun.
     ResponseStarted {
         status: u16,
+        headers: &'a HeaderMap,
     },
     Text(&'a str),
     /// How the service says that it bills the request. It replaces what earlier ones said.
@@ -316,6 +318,8 @@ pub struct ProviderError {
     pub has_final_usage: bool,
     /// Whether the request is longer than the model's context, so that a shorter one may succeed.
     pub is_too_long: bool,
+    /// Whether a quota is spent, so that no wait helps.
+    pub is_quota_spent: bool,
 }
 
 impl ProviderError {
@@ -328,6 +332,7 @@ impl ProviderError {
             may_be_billed: false,
             has_final_usage: false,
             is_too_long: false,
+            is_quota_spent: false,
         }
     }
 

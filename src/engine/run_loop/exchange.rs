@@ -69,7 +69,7 @@ impl Exchange {
         let elapsed = || u64::try_from(attempt.start.elapsed().as_millis()).ok();
         match delta {
             Delta::Sending(sent) => self.sent = Some((*sent).clone()),
-            Delta::ResponseStarted { status } => {
+            Delta::ResponseStarted { status, .. } => {
                 self.first_token_ms = elapsed();
                 attempt.status = Some(*status);
             }
