@@ -33,6 +33,7 @@ pub mod name;
 pub mod node;
 pub mod openapi;
 pub mod period_budget;
+pub mod rate_limit;
 pub mod recording;
 pub mod redaction;
 pub mod request_head;

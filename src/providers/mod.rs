@@ -39,6 +39,7 @@ pub mod openai_fields;
 pub mod openai_models;
 pub mod openai_responses;
 pub mod openai_service;
+pub mod rate_limits;
 pub mod reasoning;
 pub mod registry;
 pub mod reply_builder;

@@ -1,0 +1,3 @@
+//! Rate limits: requests wait here before they are sent, so that services have none to refuse.
+
+pub mod headers;
