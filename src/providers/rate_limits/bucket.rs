@@ -575,3 +575,336 @@ impl LastReplies {
         known.get((known.len() * 95).div_ceil(100) - 1).copied()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn input_limit(tokens: u64) -> Limits {
+        [None, Some(tokens), None, None]
+    }
+
+    fn seconds(seconds: f64) -> Duration {
+        Duration::from_secs_f64(seconds)
+    }
+
+    /// Whether two durations are equal up to the milliseconds that timers are late.
+    fn is_about(wait: Duration, expected: f64) -> bool {
+        (wait.as_secs_f64() - expected).abs() < 0.01
+    }
+
+    #[test]
+    fn a_bucket_refills_evenly_and_holds_a_tenth() {
+        let start = Instant::now();
+        let mut bucket = Bucket::new(input_limit(60_000), false, start);
+        let cost = bucket.cost(3_000, None);
+        let later = start + seconds(600.0);
+        for _ in 0..2 {
+            assert_eq!(bucket.wait(&cost, later), Duration::ZERO);
+            bucket.take(&cost, later);
+        }
+        assert!(is_about(bucket.wait(&cost, later), 3.0));
+        assert!(is_about(bucket.wait(&cost, later + seconds(2.0)), 1.0));
+        assert_eq!(bucket.wait(&cost, later + seconds(3.01)), Duration::ZERO);
+    }
+
+    #[test]
+    fn what_was_not_used_is_given_back() {
+        let start = Instant::now();
+        let mut bucket = Bucket::new([None, None, Some(60_000), None], false, start);
+        let reserved = bucket.cost(10, Some(6_000));
+        bucket.take(&reserved, start);
+        assert!(is_about(bucket.wait(&reserved, start), 6.0));
+        let usage = TokenUsage {
+            input: 10,
+            output: 1_000,
+            ..TokenUsage::default()
+        };
+        let mark = bucket.mark(start);
+        let used = bucket.used(&reserved, 10, Some(usage));
+        bucket.settle(&mark, &reserved, &used, start);
+        assert!(is_about(bucket.wait(&reserved, start), 1.0));
+        assert_eq!(bucket.used_in_minute(start), [1, 10, 1_000, 1_010]);
+    }
+
+    #[test]
+    fn a_request_above_the_limit_waits_for_a_full_bucket_and_leaves_a_debt() {
+        let start = Instant::now();
+        let mut bucket = Bucket::new(input_limit(600), false, start);
+        let (large, small) = (bucket.cost(1_200, None), bucket.cost(1, None));
+        bucket.take(&small, start);
+        assert!(is_about(bucket.wait(&large, start), 0.1));
+        let full = start + seconds(1.0);
+        assert_eq!(bucket.wait(&large, full), Duration::ZERO);
+        bucket.take(&large, full);
+        // 60 were there of 1,200, and 10 come in a second.
+        assert!(is_about(bucket.wait(&small, full), 114.1));
+    }
+
+    #[test]
+    fn the_output_of_replies_is_learned() {
+        let start = Instant::now();
+        let mut bucket = Bucket::new(Limits::default(), false, start);
+        let none = [0.0; UNITS.len()];
+        let add = |bucket: &mut Bucket, output| {
+            let usage = TokenUsage {
+                output,
+                ..TokenUsage::default()
+            };
+            bucket.used(&none, 0, Some(usage));
+        };
+        for output in 1..20 {
+            add(&mut bucket, output * 10);
+        }
+        assert_eq!(bucket.cost(0, None)[OUTPUT_TOKENS], 4096.0);
+        add(&mut bucket, 200);
+        assert_eq!(bucket.cost(0, None)[OUTPUT_TOKENS], 190.0);
+        assert_eq!(bucket.cost(0, Some(7))[OUTPUT_TOKENS], 7.0);
+        for _ in 0..64 {
+            add(&mut bucket, 5);
+        }
+        assert_eq!(bucket.cost(0, None)[OUTPUT_TOKENS], 5.0);
+    }
+
+    #[test]
+    fn cached_input_counts_where_the_service_counts_it() {
+        let start = Instant::now();
+        let usage = TokenUsage {
+            input: 1_000,
+            cache_read: 900,
+            output: 5,
+            ..TokenUsage::default()
+        };
+        let none = [0.0; UNITS.len()];
+        for (skips_cached_input, input) in [(true, 100.0), (false, 1_000.0)] {
+            let mut bucket = Bucket::new(Limits::default(), skips_cached_input, start);
+            assert_eq!(bucket.used(&none, 0, Some(usage))[INPUT_TOKENS], input);
+        }
+    }
+
+    #[test]
+    fn the_tighter_of_headers_and_configuration_holds() {
+        let start = Instant::now();
+        let mut bucket = Bucket::new([Some(100), Some(1_000), None, None], false, start);
+        let mark = bucket.mark(start);
+        let reported = ReportedLimits {
+            limits: [Some(50), Some(2_000), None, Some(3_000)],
+            remaining: [Some(2), None, None, Some(150)],
+        };
+        bucket.learn(&mark, &reported, start);
+        assert_eq!(bucket.limits(), [Some(50), Some(1_000), None, Some(3_000)]);
+        // Two of five requests, and 150 of 300 tokens.
+        assert_eq!(bucket.levels[REQUESTS], 2.0);
+        assert_eq!(bucket.levels[TOKENS], 150.0);
+        // What was used since the request was sent is no longer free, and what was refilled is.
+        let cost = amounts(10.0, 0.0);
+        let mark = bucket.mark(start);
+        bucket.take(&cost, start);
+        let remaining = [None, None, None, Some(20)];
+        let reported = ReportedLimits {
+            remaining,
+            ..reported
+        };
+        bucket.learn(&mark, &reported, start + seconds(1.0));
+        assert_eq!(bucket.levels[TOKENS], 20.0 + 50.0 - 10.0);
+    }
+
+    #[test]
+    fn a_refusal_pauses_all_requests() {
+        let start = Instant::now();
+        let mut bucket = Bucket::new(input_limit(60_000), false, start);
+        let cost = bucket.cost(1, None);
+        let mark = bucket.mark(start);
+        let wait = bucket.refuse(&mark, Some(seconds(7.0)), start);
+        assert_eq!(wait, Some(seconds(7.0)));
+        assert!(is_about(bucket.wait(&cost, start), 7.0));
+        assert_eq!(bucket.pause(start + seconds(7.0)), None);
+        // A service that is down has nothing to wait for.
+        let mark = bucket.mark(start + seconds(8.0));
+        assert_eq!(bucket.refuse(&mark, None, start + seconds(8.0)), None);
+        bucket.accept(start + seconds(8.0));
+        let wait = bucket.refuse(&mark, None, start + seconds(9.0));
+        assert_eq!(wait, Some(MIN_PAUSE));
+        let later = start + seconds(100.0);
+        assert_eq!(bucket.refuse(&mark, None, later), None);
+    }
+
+    #[test]
+    fn refusals_without_an_end_have_longer_pauses() {
+        let mut now = Instant::now();
+        let mut bucket = Bucket::new(Limits::default(), false, now);
+        let mut pauses = Vec::new();
+        for _ in 0..20 {
+            let mark = bucket.mark(now);
+            // Those that were sent at the same time count once.
+            for _ in 0..3 {
+                bucket.refuse(&mark, Some(Duration::ZERO), now);
+            }
+            pauses.push(bucket.pause(now).unwrap_or_default());
+            now += seconds(60.0);
+        }
+        assert_eq!(pauses[..3], [Duration::ZERO, Duration::ZERO, MIN_PAUSE]);
+        assert_eq!(pauses[19], MIN_PAUSE * 512);
+    }
+
+    #[test]
+    fn a_limit_that_nothing_reports_is_guessed_from_refusals() {
+        let start = Instant::now();
+        let mut bucket = Bucket::new(Limits::default(), false, start);
+        let cost = bucket.cost(1, None);
+        for _ in 0..100 {
+            bucket.take(&cost, start);
+        }
+        let mark = bucket.mark(start);
+        let now = start + seconds(2.0);
+        bucket.refuse(&mark, None, now);
+        // 100 requests in two seconds, and half of that.
+        assert_eq!(bucket.limits(), [Some(1_500), None, None, None]);
+        bucket.refuse(&mark, None, now + seconds(0.5));
+        assert!(bucket.limits()[REQUESTS] >= Some(1_500));
+        bucket.refuse(&mark, None, now + seconds(1.0));
+        assert!(bucket.limits()[REQUESTS] < Some(1_100));
+        let before = bucket.limits()[REQUESTS];
+        let later = now + seconds(60.0);
+        bucket.wait(&cost, later);
+        assert!(bucket.limits()[REQUESTS] > before);
+        bucket.wait(&cost, later + GUESS_LIFETIME);
+        assert_eq!(bucket.limits(), Limits::default());
+        // One request that is refused is not one too many.
+        let mut lone = Bucket::new(Limits::default(), false, start);
+        lone.take(&cost, start);
+        lone.refuse(&lone.mark(start), None, start);
+        assert!(!lone.is_limited(start));
+    }
+
+    #[test]
+    fn nodes_count_what_the_others_use() {
+        let start = Instant::now();
+        let limits = input_limit(60_000);
+        let mut nodes = [(); 2].map(|()| Bucket::new(limits, false, start));
+        let cost = nodes[0].cost(6_000, None);
+        nodes[0].take(&cost, start);
+        let report = nodes[0].take_report(start).expect("a report");
+        assert_eq!(nodes[0].take_report(start), None);
+        let first = NodeId(uuid::Uuid::from_u128(1));
+        nodes[1].add_report(first, &report, start);
+        // Two nodes may use half of a tenth each at once.
+        assert!(is_about(nodes[1].wait(&cost, start), 3.0));
+        assert_eq!(nodes[1].take_report(start), None);
+        nodes[0].refuse(&nodes[0].mark(start), Some(seconds(9.0)), start);
+        let mark = nodes[0].mark(start);
+        nodes[0].settle(&mark, &cost, &[0.0; UNITS.len()], start);
+        let report = nodes[0].take_report(start).expect("a report");
+        nodes[1].add_report(first, &report, start);
+        assert!(is_about(nodes[1].wait(&cost, start), 9.0));
+    }
+
+    #[test]
+    fn the_window_is_a_minute_long() {
+        let start = Instant::now();
+        let mut window = Window::new(start);
+        for second in 0..300 {
+            let now = start + seconds(f64::from(second));
+            window.add(&amounts(1.0, 0.0), now, now);
+        }
+        let now = start + seconds(299.5);
+        assert_eq!(window.sum(INPUT_TOKENS), 61.0);
+        assert_eq!(window.recent_requests(now), (5.0, 5.0 * 60.0 / 4.5));
+        assert_eq!(window.wait(INPUT_TOKENS, 61.0, now), Duration::ZERO);
+        assert!(is_about(window.wait(INPUT_TOKENS, 60.0, now), 0.5));
+        assert!(is_about(window.wait(INPUT_TOKENS, 50.0, now), 10.5));
+        // What is given back is free at once, and after a minute it makes no difference.
+        window.add(&amounts(-1.0, 0.0), start + seconds(250.0), now);
+        window.add(&amounts(-1.0, 0.0), start + seconds(200.0), now);
+        assert_eq!(window.sum(INPUT_TOKENS), 60.0);
+        window.advance(start + seconds(1e6));
+        assert_eq!(window.sum(INPUT_TOKENS), 0.0);
+    }
+
+    #[test]
+    fn small_requests_stay_within_the_limit_of_every_minute() {
+        const LIMIT: u64 = 100_000;
+        let start = Instant::now();
+        let mut now = start;
+        let mut bucket = Bucket::new(input_limit(LIMIT), false, start);
+        let cost = bucket.cost(900, None);
+        let mut sent = Vec::new();
+        while now - start < seconds(600.0) {
+            now += bucket.wait(&cost, now);
+            bucket.take(&cost, now);
+            sent.push(now);
+        }
+        for (index, first) in sent.iter().enumerate() {
+            let minute = sent[index..].iter();
+            let count = minute
+                .take_while(|at| **at - *first < seconds(60.0))
+                .count();
+            assert!(count * 900 <= LIMIT as usize, "{count}");
+        }
+        assert!(sent.len() * 900 > 955_000, "{}", sent.len());
+    }
+
+    #[test]
+    fn the_input_is_estimated_by_earlier_replies() {
+        let start = Instant::now();
+        let mut bucket = Bucket::new(Limits::default(), false, start);
+        let none = [0.0; UNITS.len()];
+        for _ in 0..30 {
+            let usage = TokenUsage {
+                input: 130,
+                ..TokenUsage::default()
+            };
+            bucket.used(&none, 100, Some(usage));
+        }
+        assert_eq!(bucket.cost(1_000, None)[INPUT_TOKENS], 1_300.0);
+    }
+
+    proptest! {
+        #[test]
+        fn a_service_with_the_same_limit_refuses_nothing(
+            requests in prop::collection::vec((1..30_000u64, 0.0..5.0), 1..300)
+        ) {
+            const LIMIT: u64 = 60_000;
+            let start = Instant::now();
+            let mut now = start;
+            let mut bucket = Bucket::new(input_limit(LIMIT), false, start);
+            // Of a service that allows a minute's limit at once.
+            let (mut free, mut refilled_at) = (LIMIT as f64, start);
+            for (tokens, pause) in requests {
+                now += seconds(pause);
+                let cost = bucket.cost(tokens, None);
+                now += bucket.wait(&cost, now);
+                prop_assert_eq!(bucket.wait(&cost, now), Duration::ZERO);
+                bucket.take(&cost, now);
+                let elapsed = (now - refilled_at).as_secs_f64();
+                free = (free + elapsed * LIMIT as f64 / MINUTE).min(LIMIT as f64);
+                refilled_at = now;
+                free -= tokens as f64;
+                prop_assert!(free > -1.0, "{free}");
+            }
+        }
+
+        #[test]
+        fn a_bucket_with_waiting_requests_is_used_whole(tokens in 200..20_000u64, unused in 0.0..0.9) {
+            const LIMIT: u64 = 60_000;
+            let start = Instant::now();
+            let mut now = start;
+            let mut bucket = Bucket::new(input_limit(LIMIT), false, start);
+            let mut sum = 0.0;
+            while now - start < seconds(300.0) {
+                let cost = bucket.cost(tokens, None);
+                now += bucket.wait(&cost, now);
+                bucket.take(&cost, now);
+                let mark = bucket.mark(now);
+                let mut used = cost;
+                used[INPUT_TOKENS] *= 1.0 - unused;
+                bucket.settle(&mark, &cost, &used, now);
+                sum += used[INPUT_TOKENS];
+            }
+            let whole = (now - start).as_secs_f64() * LIMIT as f64 / MINUTE;
+            prop_assert!(sum > whole * 0.95, "{sum} of {whole}");
+        }
+    }
+}
