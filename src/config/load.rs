@@ -42,6 +42,7 @@ const SAMPLE: &str = r#"
 [prices."<name>"]
 long = { }
 prices = [{ }]
+[providers."<name>".limits."<name>"]
 [providers."<name>".models."<name>"]
 long = { }
 prices = [{ }]

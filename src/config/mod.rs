@@ -16,6 +16,7 @@ use crate::config::models::lookup::Models;
 use crate::config::models::row::ModelRow;
 use crate::domain::glob;
 use crate::domain::period_budget::PeriodBudget;
+use crate::domain::rate_limit;
 use crate::domain::redaction::Redactor;
 use crate::domain::service::Service;
 use crate::settings::choice::choice;
@@ -502,6 +503,8 @@ pub struct Provider {
     pub services: Vec<Service>,
     /// Scripted only: script files or directories of them.
     pub scripts: Vec<PathBuf>,
+    /// `[providers.<name>.limits]`, by a model's name, the beginning of several before `*`, or `*` for each other model.
+    pub limits: BTreeMap<String, rate_limit::Limits>,
     /// `[providers.<name>.models]`, by model name.
     pub models: BTreeMap<String, ModelRow>,
 }

@@ -15,6 +15,7 @@ use crate::config::secrets::{is_secret_set, read_secret, source_variable};
 use crate::config::{
     DEFAULT_BATCH_POLL, DEFAULT_MAX_REPLY, DEFAULT_SCRIPTS, OpenAiApi, Provider, ProviderKind,
 };
+use crate::domain::rate_limit::Limits;
 use crate::domain::service::Service;
 use crate::settings::choice::Choice;
 use crate::settings::document::{Node, Origin, Table, Value};
@@ -112,10 +113,27 @@ pub(in crate::config) fn read(
             .number("batch_poll", 0.01..=3600.0)
             .map_or(DEFAULT_BATCH_POLL, Duration::from_secs_f64),
         services: read_services(name, s, kind, configured_base.as_deref()),
+        limits: s.tables_by_name("limits", read_limits),
         models: s.tables_by_name("models", |model, s| {
             ModelRow::read(s, !kind.is_free() && !is_priced(model))
         }),
     }
+}
+
+/// What the service allows in a minute of one model, of all models whose names begin alike, or of each other one.
+fn read_limits(models: &str, s: &mut TableReader<'_>) -> Limits {
+    if models.is_empty() || models.trim_end_matches('*').contains('*') || models.ends_with("**") {
+        s.push_invalid_name(
+            "is neither a model nor the beginning of the names of several: \"*\" may only be its last character",
+        );
+    }
+    [
+        "requests_per_minute",
+        "input_tokens_per_minute",
+        "output_tokens_per_minute",
+        "tokens_per_minute",
+    ]
+    .map(|key| s.integer(key, 1..=MAX_COUNT))
 }
 
 /// The service whose models a provider sells, by its address, and whether its requests stay within a region.

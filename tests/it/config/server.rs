@@ -280,6 +280,14 @@ const WRONG_FILES: &[(&str, &str)] = &[
         "DIR/axed.toml:1:12: providers.vllm.kind is required, one of: anthropic, openai, ollama, scripted",
     ),
     (
+        "[providers.openai.limits.\"gpt-6\"]\nrequests_per_minute = 0",
+        "DIR/axed.toml:2:1: providers.openai.limits.gpt-6.requests_per_minute must be at least 1",
+    ),
+    (
+        "[providers.openai.limits.\"gpt-*-sol\"]\nrequests_per_minute = 5",
+        "DIR/axed.toml:1:26: providers.openai.limits.\"gpt-*-sol\" is neither a model nor the beginning of the names of several: \"*\" may only be its last character",
+    ),
+    (
         "[providers.openai]\nversion = \"x\"",
         "DIR/axed.toml:2:1: providers.openai.version is only for kind = \"anthropic\"",
     ),

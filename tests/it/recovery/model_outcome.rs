@@ -149,6 +149,7 @@ pub fn served_at(url: String) -> Provider {
         scripts: Vec::new(),
         is_preset: false,
         missing_address: None,
+        limits: BTreeMap::new(),
         models: BTreeMap::new(),
     }
 }

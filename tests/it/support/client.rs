@@ -53,6 +53,7 @@ pub fn provider_config(wire: Wire, base: &str) -> ProviderConfig {
         scripts: Vec::new(),
         is_preset: false,
         missing_address: None,
+        limits: BTreeMap::new(),
         models: Default::default(),
     }
 }

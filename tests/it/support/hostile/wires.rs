@@ -99,6 +99,7 @@ impl WireClients {
             scripts: Vec::new(),
             is_preset: false,
             missing_address: None,
+            limits: BTreeMap::new(),
             models: Default::default(),
         };
         let runtime = Builder::new_current_thread().enable_all().build();
