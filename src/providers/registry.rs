@@ -14,6 +14,7 @@ use crate::providers::ollama::Ollama;
 use crate::providers::openai_chat::{self, OpenAiChat};
 use crate::providers::openai_responses::OpenAiResponses;
 use crate::providers::openai_service::OpenAiService;
+use crate::providers::rate_limits::RateLimits;
 use crate::providers::scripted::ScriptedProvider;
 use crate::providers::setup_error::SetupError;
 use crate::providers::{ChatRequest, Delta, Provider, ProviderError, Reply};
@@ -31,6 +32,7 @@ pub struct ProviderHandle {
     pub services: Vec<Service>,
     /// One permit per request, in turn by key; `None` means no limit.
     pub permits: Option<FairSemaphore>,
+    pub rate_limits: RateLimits,
 }
 
 impl ProviderHandle {
@@ -187,6 +189,16 @@ impl ProviderRegistry {
         handle.as_ref().map_err(ProviderUnavailable::clone)
     }
 
+    /// Every client that was built, by the provider's name: with the configured key, and for keys of requests.
+    pub fn clients(&self) -> impl Iterator<Item = (&str, &ProviderHandle)> {
+        self.providers.iter().flat_map(|(name, entry)| {
+            let lazy = entry.with_request_key.as_ref();
+            let built = lazy.and_then(|lazy| lazy.handle.get());
+            let clients = [Some(&entry.handle), built].into_iter().flatten();
+            clients.filter_map(|client| Some((name.as_str(), &**client.as_ref().ok()?)))
+        })
+    }
+
     /// Whether the provider exists, usable or not.
     pub fn contains(&self, name: &str) -> bool {
         self.providers.contains_key(name)
@@ -223,6 +235,7 @@ fn build_handle(
         is_free: config.kind.is_free(),
         services: config.services.clone(),
         permits: permits.map(|max| FairSemaphore::new(max, &[])),
+        rate_limits: RateLimits::new(config),
     }))
 }
 
