@@ -19,6 +19,8 @@ use crate::providers::rate_limits::limiter::Limiter;
 pub mod bucket;
 pub mod headers;
 pub mod limiter;
+#[cfg(test)]
+mod simulation;
 
 /// Limiters of one provider: clients may name any model and bring any key. The others share one.
 const MAX_LIMITERS: usize = 1_000;
