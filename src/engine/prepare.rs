@@ -73,7 +73,7 @@ async fn override_agent(
 ) -> Result<PinnedRoot, StartError> {
     let overrides = &request.overrides;
     check_provider_keys(engine, &request.provider_keys, &root.agent)?;
-    if is_empty(overrides) && request.provider_keys.is_empty() {
+    if is_empty(overrides, &root.agent) && request.provider_keys.is_empty() {
         return Ok(root);
     }
     let mut overridden = Agent::clone(&root.agent);
@@ -102,6 +102,9 @@ async fn override_agent(
     check_params(engine, &overridden, &overrides.params)?;
     overrides.params.apply_to(&mut overridden.params);
     tighten_budget(&mut overridden.budget, &overrides.budget);
+    if let Some(priority) = overrides.priority {
+        overridden.priority = priority;
+    }
     Ok(PinnedRoot {
         agent: Arc::new(overridden),
         ..root
@@ -394,7 +397,8 @@ pub fn missing_tools(engine: &Engine, agent: &Agent, toolbox: &Toolbox) -> Vec<W
     warnings.collect()
 }
 
-fn is_empty(overrides: &Overrides) -> bool {
+/// Whether the agent has all of them already.
+fn is_empty(overrides: &Overrides, agent: &Agent) -> bool {
     let Overrides {
         model,
         skill,
@@ -402,6 +406,7 @@ fn is_empty(overrides: &Overrides) -> bool {
         params,
         timeout: _,
         budget,
+        priority,
         client,
     } = overrides;
     model.is_none()
@@ -409,6 +414,7 @@ fn is_empty(overrides: &Overrides) -> bool {
         && workdir.is_none()
         && params.is_empty()
         && *budget == Budget::default()
+        && priority.is_none_or(|priority| priority == agent.priority)
         && client.is_empty()
 }
 

@@ -21,6 +21,7 @@ use crate::domain::context::ContextSettings;
 use crate::domain::json_schema::compiled::Mismatch;
 use crate::domain::message::{Message, ToolSpec};
 use crate::domain::node::describe_labels;
+use crate::domain::rate_limit::Priority;
 use crate::domain::run::RunId;
 use crate::domain::trace::TraceContext;
 use crate::domain::warning::RunWarning;
@@ -83,6 +84,8 @@ pub struct Overrides {
     pub params: ParamsOverride<ResponseFormat>,
     pub timeout: Option<Duration>,
     pub budget: Budget,
+    /// Which of its requests to providers come first.
+    pub priority: Option<Priority>,
     /// Instructions and tools of the client.
     pub client: ClientAdditions,
 }
@@ -93,6 +96,14 @@ pub struct WebhookRequest {
     pub url: Option<String>,
     /// Event names; empty means the terminal events.
     pub events: Vec<String>,
+}
+
+impl RunRequest {
+    /// Has its requests to providers wait for those of runs that somebody waits for, unless it says otherwise.
+    pub fn in_background(mut self) -> Self {
+        self.overrides.priority.get_or_insert(Priority::Background);
+        self
+    }
 }
 
 impl fmt::Debug for WebhookRequest {

@@ -394,6 +394,7 @@ class RunFields(TypedDict, total=False):
     webhook: Webhook
     session: str
     on_busy: Literal["queue", "reject", "cancel_previous"]
+    priority: Literal["interactive", "background"]
     messages: list[dict[str, Any]]
 
 

@@ -374,6 +374,7 @@ export interface RunRequest {
   webhook?: Record<string, unknown>;
   session?: string;
   on_busy?: "queue" | "reject" | "cancel_previous";
+  priority?: "interactive" | "background";
   messages?: Record<string, unknown>[];
 }
 

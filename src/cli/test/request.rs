@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use crate::domain::agent::client_additions::{ClientAdditions, ClientTool};
 use crate::domain::agent::overrides::{BudgetOverride, ParamsOverride};
 use crate::domain::agent::response_format::ResponseFormat;
+use crate::domain::rate_limit::Priority;
 use crate::domain::recording::{ClientRecording, Recording};
 use crate::engine::recording::playback::Playback;
 use crate::engine::request::{Overrides, RunRequest};
@@ -24,6 +25,7 @@ struct RequestTable {
     params: ParamsOverride<ResponseFormat>,
     timeout: Option<u64>,
     budget: BudgetOverride,
+    priority: Option<Priority>,
     stream: Option<bool>,
     client: ClientRecording,
 }
@@ -54,6 +56,7 @@ pub fn run_request(
             params: table.params,
             timeout: table.timeout.map(std::time::Duration::from_secs),
             budget: budget.map_err(|error| format!("[request] budget: {error}"))?,
+            priority: table.priority,
             client,
         },
         stream: table.stream,

@@ -21,6 +21,7 @@ use crate::domain::http_tool::{HttpTool, HttpToolView};
 use crate::domain::mcp::{McpServer, McpServerView};
 use crate::domain::name::is_name;
 use crate::domain::node::check_labels;
+use crate::domain::rate_limit::Priority;
 use crate::domain::rollout::{PromotionGate, Rollout};
 use crate::domain::run::{DEFAULT_MAX_DEPTH, HARD_MAX_DEPTH};
 use crate::domain::schedule::Schedule;
@@ -122,6 +123,10 @@ properties = { ticket = { type = "object", properties = { id = { type = "integer
         pub allowed_hosts: Vec<String>, Unique(parse_hosts), example = "[\"docs.rs\", \"*.wikipedia.org\"]";
         /// The agents that this one may call with the tool `call_agent`, by the names of their files.
         pub sub_agents: Vec<String>, Unique(Ok), example = "[\"researcher\", \"critic\"]";
+        /// Which requests come first while a provider's rate limit makes some wait: interactive, or background, which gets at least a
+        /// tenth; also of the runs that it calls.
+        #[serde(skip_serializing_if = "is_interactive")]
+        pub priority: Priority, OneOf;
         /// Whether replies are streamed from the provider.
         pub stream: bool, Flag;
         /// The time limit of a run in seconds; 0 means the server's.
@@ -269,6 +274,10 @@ secret_env = "SCORES_SECRET"    # signs the requests; unset means the secret of 
         /// OpenAI and Anthropic); null means the provider's default.
         service: OneOf, example = "\"flex\"";
     }
+}
+
+fn is_interactive(priority: &Priority) -> bool {
+    *priority == Priority::Interactive
 }
 
 /// An agent as a run uses it, shared by all runs that started with it. It reads like its settings.

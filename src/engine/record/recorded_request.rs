@@ -32,6 +32,7 @@ pub fn merged(earlier: &Map<String, Value>, request: &RunRequest) -> Option<Arc<
         params,
         timeout,
         budget,
+        priority,
         client: _,
     } = &request.overrides;
     let mut fields = Fields(earlier.clone());
@@ -42,6 +43,7 @@ pub fn merged(earlier: &Map<String, Value>, request: &RunRequest) -> Option<Arc<
     fields.set("params", param_fields(params).non_empty().as_ref());
     fields.set("timeout", timeout.map(|timeout| timeout.as_secs()).as_ref());
     fields.set("budget", budget_fields(budget).non_empty().as_ref());
+    fields.set("priority", priority.as_ref());
     fields.set("stream", request.stream.as_ref());
     let json = to_raw_value(&fields.non_empty()?).ok()?;
     if json.get().len() > MAX_BYTES {

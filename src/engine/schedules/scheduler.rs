@@ -496,7 +496,8 @@ impl Scheduler {
             claim,
             ..RunRequest::default()
         };
-        Ok(Triggered::Run(Box::pin(self.runner.start(request)).await?))
+        let started = Box::pin(self.runner.start(request.in_background())).await;
+        Ok(Triggered::Run(started?))
     }
 
     /// Has an evaluation accepted under this id.

@@ -147,7 +147,7 @@ impl Scorers {
             },
             ..RunRequest::default()
         };
-        let judge = match Box::pin(self.runner.start(request)).await {
+        let judge = match Box::pin(self.runner.start(request.in_background())).await {
             Ok(run) => run.id,
             Err(StartError::Store(StoreError::AlreadyClaimed(claimed))) => claimed.run,
             Err(

@@ -21,7 +21,9 @@ pub async fn run_request(
         return Err(body_too_large(settings.max_body));
     }
     let body = RequestBody::Json(Bytes::copy_from_slice(body.as_bytes()));
-    build_run_request(body, agent.to_owned(), owner.map(str::to_owned), settings).await
+    let owner = owner.map(str::to_owned);
+    let request = build_run_request(body, agent.to_owned(), owner, settings).await?;
+    Ok(request.in_background())
 }
 
 /// A problem as the result of a line has it: it belongs to no request.

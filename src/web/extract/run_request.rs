@@ -14,6 +14,7 @@ use crate::domain::agent::client_additions::ClientAdditions;
 use crate::domain::agent::is_agent_name;
 use crate::domain::agent::overrides::{BudgetOverride, InvalidOverride, ParamsOverride};
 use crate::domain::agent::response_format::{FormatKind, ResponseFormat};
+use crate::domain::rate_limit::Priority;
 use crate::domain::run::MARKS;
 use crate::engine::request::{Overrides, RunRequest, WebhookRequest};
 use crate::engine::state::provider_keys::Keys;
@@ -106,6 +107,8 @@ pub struct CreateRunRequest {
     timeout: Option<u64>,
     /// Limits of the whole tree. 0 means the agent's limit.
     budget: Option<Object<BudgetOverride>>,
+    /// Which requests come first while a provider's rate limit makes some wait, instead of the agent's.
+    priority: Option<Priority>,
     /// Labels to find the run by: keys of 1 to 64 characters, values of at most 256.
     labels: Option<BTreeMap<String, String>>,
     /// The format of the final text.
@@ -240,6 +243,7 @@ impl CreateRunRequest {
                     .transpose()
                     .map_err(|error| invalid_override("/budget", error))?
                     .unwrap_or_default(),
+                priority: self.priority,
                 client: ClientAdditions::default(),
             },
             labels,
