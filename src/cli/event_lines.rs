@@ -244,6 +244,9 @@ impl EventLines {
                     (_, wait) => format!("{reason}; trying again in {}", seconds(*wait)),
                 })
             }
+            EventKind::TurnDelayed { .. } => {
+                yellow("waiting for the rate limit of the provider".to_owned())
+            }
             EventKind::MemoryWarning { message }
             | EventKind::ToolsWarning { message }
             | EventKind::LoopWarning { message, .. }

@@ -424,6 +424,18 @@ pub enum EventKind {
         /// Why the request failed.
         reason: String,
     },
+    /// A request waits before it is sent. Once for each request that waits longer than a second.
+    #[serde(rename = "turn.delayed")]
+    TurnDelayed {
+        /// The number of the turn.
+        turn: u32,
+        /// Why it waits.
+        reason: DelayReason,
+        /// When it is sent, as far as that is known; null if not.
+        #[serde(serialize_with = "timestamp_text::serialize_option")]
+        #[schemars(with = "Option<Timestamp>")]
+        until: Option<Timestamp>,
+    },
     /// The request is in a batch of the provider.
     #[serde(rename = "batch.submitted")]
     BatchSubmitted {
@@ -592,6 +604,14 @@ pub enum ResumeCause {
     Request,
 }
 
+/// Why a request waits before it is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DelayReason {
+    /// The limits of the provider leave nothing for it yet.
+    RateLimit,
+}
+
 /// The outcome of a request for approval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "ApprovalOutcome")]
@@ -752,6 +772,7 @@ event_names! {
         InputAnswered = "input.answered",
         MessageAdded = "message.added",
         RetryScheduled = "retry.scheduled",
+        TurnDelayed = "turn.delayed",
         BatchSubmitted = "batch.submitted",
         MemoryWarning = "memory.warning",
         ToolsWarning = "tools.warning",

@@ -209,6 +209,13 @@ class RetryScheduledEvent(_RecordedEvent):
     reason: str
 
 
+class TurnDelayedEvent(_RecordedEvent):
+    type: Literal["turn.delayed"]
+    turn: int
+    reason: Literal["rate_limit"]
+    until: str | None
+
+
 class BatchSubmittedEvent(_RecordedEvent):
     type: Literal["batch.submitted"]
     turn: int
@@ -346,6 +353,7 @@ RunEvent = Union[
     InputAnsweredEvent,
     MessageAddedEvent,
     RetryScheduledEvent,
+    TurnDelayedEvent,
     BatchSubmittedEvent,
     MemoryWarningEvent,
     ToolsWarningEvent,

@@ -201,6 +201,13 @@ export interface RetryScheduledEvent extends RecordedEvent {
   reason: string;
 }
 
+export interface TurnDelayedEvent extends RecordedEvent {
+  type: "turn.delayed";
+  turn: number;
+  reason: "rate_limit";
+  until: string | null;
+}
+
 export interface BatchSubmittedEvent extends RecordedEvent {
   type: "batch.submitted";
   turn: number;
@@ -336,6 +343,7 @@ export type RunEvent =
   | InputAnsweredEvent
   | MessageAddedEvent
   | RetryScheduledEvent
+  | TurnDelayedEvent
   | BatchSubmittedEvent
   | MemoryWarningEvent
   | ToolsWarningEvent

@@ -15,6 +15,7 @@ pub mod new_messages;
 pub mod played_calls;
 pub mod played_turn;
 pub mod provider_request;
+pub mod rate_limit;
 pub mod recall;
 pub mod record_turn;
 pub mod request_bounds;

@@ -1,4 +1,4 @@
-//! One request of a turn to a provider: reserves budget, takes a permit, sends, and adds the usage.
+//! One request of a turn to a provider: waits for its rate limit, reserves budget, takes a permit, sends, and adds the usage.
 
 use std::borrow::Cow;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -23,6 +23,7 @@ use crate::engine::conversation::request_size::{self, SentAttachments};
 use crate::engine::run_loop::batch;
 use crate::engine::run_loop::exchange::{self, Exchange};
 use crate::engine::run_loop::limits;
+use crate::engine::run_loop::rate_limit;
 use crate::engine::run_loop::run_spans::ChatSpan;
 use crate::engine::run_loop::turn_request::{StreamedReply, TurnRequest};
 use crate::engine::state::budget::{Amount, Reservation};
@@ -30,6 +31,7 @@ use crate::engine::state::pause::PauseReason;
 use crate::engine::state::pending_batch::PendingBatch;
 use crate::engine::state::prompt_leads::{Lead, MAX_LEAD, Start};
 use crate::engine::state::turn_error::TurnError;
+use crate::providers::rate_limits::limiter::{Demand, Slot};
 use crate::providers::registry::ProviderHandle;
 use crate::providers::{
     ChatRequest, Delta, ErrorCategory, Reply, content_parts, echo, model_params,
@@ -59,6 +61,7 @@ pub async fn send(
 ) -> Result<Reply, TurnError> {
     let run = &context.run;
     let mut request = ProviderRequest::new(context, turn_request, target);
+    let slot = request.rate_limit_slot(context).await?;
     let estimate = match run.accounts.is_empty() {
         true => Amount::default(),
         false => request.estimate_usage(),
@@ -91,6 +94,7 @@ pub async fn send(
         exchange,
         is_batch: request.is_batch(),
         is_sent: false,
+        slot,
         reported_usage: None,
         reported_cost: None,
         billing: request.billing(),
@@ -106,6 +110,13 @@ pub async fn send(
     let (reported_usage, billing) = (deltas.reported_usage, deltas.billing);
     let reported_cost = deltas.reported_cost;
     let is_sent = deltas.is_sent;
+    let result = match deltas.slot.take() {
+        Some(slot) => {
+            let is_flexible = request.params.service == Some(Service::Flex);
+            rate_limit::settle(slot, result, reported_usage, is_flexible)
+        }
+        None => result,
+    };
     if let Some(message) = cut {
         let warning = Warning::new(WarningCode::PromptCut, &message);
         record_warnings(context, turn_request.turn, vec![warning]).await?;
@@ -244,9 +255,29 @@ impl<'a> ProviderRequest<'a> {
         }
     }
 
-    /// The most that the request may use: its estimated input, and the limit of its output.
-    fn estimate_usage(&self) -> Amount {
-        const DEFAULT_MAX_TOKENS: u32 = 4096;
+    /// Waits for the provider's rate limit. `None` of a request in a batch, which has limits of its own.
+    async fn rate_limit_slot(&self, context: &RunContext) -> Result<Option<Slot>, TurnError> {
+        if self.is_batch() {
+            return Ok(None);
+        }
+        let Target {
+            model,
+            provider,
+            key,
+        } = self.target;
+        let limiter = provider.rate_limits.limiter(key, &model.model);
+        if !limiter.is_limited() {
+            return Ok(Some(limiter.begin()));
+        }
+        let demand = Demand {
+            input: self.estimate_input(),
+            max_output: self.params.max_tokens,
+        };
+        let waited = rate_limit::wait(context, self.turn_request.turn, &limiter, demand);
+        Ok(Some(Box::pin(waited).await?))
+    }
+
+    fn estimate_input(&self) -> u64 {
         let TurnRequest {
             system,
             tools,
@@ -259,9 +290,15 @@ impl<'a> ProviderRequest<'a> {
                 messages,
                 SentAttachments::for_model(self.facts.as_deref()),
             );
+        request_size::tokens_from_bytes(bytes)
+    }
+
+    /// The most that the request may use: its estimated input, and the limit of its output.
+    fn estimate_usage(&self) -> Amount {
+        const DEFAULT_MAX_TOKENS: u32 = 4096;
         let max_tokens = self.params.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
         let tokens = TokenUsage {
-            input: request_size::tokens_from_bytes(bytes),
+            input: self.estimate_input(),
             output: u64::from(max_tokens),
             ..TokenUsage::default()
         };
@@ -487,6 +524,8 @@ struct DeltaReceiver<'a> {
     is_batch: bool,
     /// Whether the request may have been sent: it may have waited for its permit until the run was cancelled.
     is_sent: bool,
+    /// What it has reserved of the provider's rate limit.
+    slot: Option<Slot>,
     reported_usage: Option<TokenUsage>,
     reported_cost: Option<Cost>,
     billing: Billing,
@@ -499,6 +538,9 @@ impl DeltaReceiver<'_> {
             delta,
             Delta::Sending(_) | Delta::Submitting | Delta::BatchRecorded
         );
+        if let Some(slot) = &mut self.slot {
+            slot.observe(&delta);
+        }
         self.streamed.has_recorded_batch |= matches!(delta, Delta::BatchRecorded);
         let is_recorded =
             self.turn_request.is_turn && !self.context.engine.settings.requests.is_off;

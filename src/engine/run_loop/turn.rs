@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::event::EventKind;
+use crate::domain::service::Service;
 use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::cluster::connection;
 use crate::engine::context::RunContext;
@@ -14,6 +15,7 @@ use crate::engine::run_loop::exchange::Exchange;
 use crate::engine::run_loop::limits;
 use crate::engine::run_loop::played_turn;
 use crate::engine::run_loop::provider_request::{self, Target};
+use crate::engine::run_loop::rate_limit;
 use crate::engine::run_loop::turn_request::{StreamedReply, TurnReply, TurnRequest};
 use crate::engine::state::failures;
 use crate::engine::state::pending_batch::PendingBatch;
@@ -162,7 +164,8 @@ async fn request_with_retries(
         model, provider, ..
     } = target;
     let policy = &context.run.agent.retry;
-    let mut attempt = 0;
+    let (mut attempt, mut retries) = (0, 0);
+    let is_batch = turn_request.params.service == Some(Service::Batch);
     loop {
         let connected = connection::wait_until_connected(context);
         limits::within_deadline(&context.run, connected).await??;
@@ -178,10 +181,15 @@ async fn request_with_retries(
             Err(other) => return Err(other),
         };
         attempt += 1;
-        if !error.category.is_retryable() || attempt > policy.max_retries {
+        // The next request waits with all others of the limit, and that is no retry.
+        let waits_for_limit =
+            rate_limit::is_refusal(&error) && error.retry_after.is_some() && !is_batch;
+        retries += u32::from(!waits_for_limit);
+        let is_final = !error.category.is_retryable() || error.is_quota_spent;
+        if is_final || retries > policy.max_retries {
             return Err(TurnError::Provider(error));
         }
-        let wait = retry::retry_delay(policy, attempt, error.retry_after, random_fraction());
+        let wait = retry::retry_delay(policy, retries, error.retry_after, random_fraction());
         let remaining = context
             .run
             .deadline()
@@ -203,7 +211,9 @@ async fn request_with_retries(
             error: &error,
         };
         announce_retry(context, turn_request, streamed, retry).await?;
-        limits::within_deadline(&context.run, tokio::time::sleep(wait)).await?;
+        if !waits_for_limit {
+            limits::within_deadline(&context.run, tokio::time::sleep(wait)).await?;
+        }
     }
 }
 

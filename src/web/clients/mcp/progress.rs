@@ -46,6 +46,7 @@ fn describe(event: &Event) -> Option<String> {
         EventKind::RetryScheduled { reason, .. } => {
             format!("repeats a request to its model: {}", short(reason))
         }
+        EventKind::TurnDelayed { .. } => "waits for the rate limit of its provider".to_owned(),
         EventKind::BatchSubmitted { .. } => "waits for a batch of its provider".to_owned(),
         EventKind::RunPaused { .. } => "paused".to_owned(),
         EventKind::RunResumed { .. } => "resumed".to_owned(),

@@ -180,6 +180,10 @@ fn summary(kind: &EventKind) -> String {
         EventKind::RetryScheduled {
             wait_ms, reason, ..
         } => format!("in {}: {reason}", format::duration(*wait_ms)),
+        EventKind::TurnDelayed { until, .. } => match until {
+            Some(until) => format!("rate limit, until {}", format::instant(*until)),
+            None => "rate limit".to_owned(),
+        },
         EventKind::BatchSubmitted { batch_id, .. } => batch_id.clone(),
         EventKind::MemoryWarning { message }
         | EventKind::ToolsWarning { message }
