@@ -10,10 +10,12 @@ use crate::domain::memory_entry::MemoryEntry;
 use crate::domain::message::{Message, shorten};
 use crate::engine::context::Engine;
 use crate::engine::conversation::context_window::ContextWindow;
+use crate::engine::conversation::request_size::{self, SentAttachments};
 use crate::engine::memories::{GcReport, MAX_PROMPT_BYTES, MemoryError};
 use crate::engine::request::StartError;
-use crate::engine::run_loop::turn;
+use crate::engine::run_loop::{rate_limit, turn};
 use crate::engine::state::failures;
+use crate::providers::rate_limits::limiter::{Demand, RequestEnd};
 use crate::providers::registry::ProviderHandle;
 use crate::providers::{
     ChatRequest, Delta, ErrorCategory, ProviderError, Reply, model_params, retry,
@@ -159,13 +161,30 @@ async fn request_with_retries(
     request: ChatRequest<'_>,
 ) -> Result<Reply, ProviderError> {
     let mut attempt = 0;
+    let limiter = provider.rate_limits.limiter(None, request.model);
+    let bytes =
+        request.system.len() + request_size::messages_bytes(request.messages, SentAttachments::ALL);
+    let demand = Demand {
+        input: request_size::tokens_from_bytes(bytes),
+        max_output: request.params.max_tokens,
+    };
     loop {
+        let mut slot = match limiter.is_limited() {
+            true => {
+                let mut waiting = limiter.enter(demand, None, agent.priority);
+                waiting.slot(None).await.ok()
+            }
+            false => Some(limiter.begin()),
+        };
         let permit = match &provider.permits {
             Some(permits) => Some(permits.acquire(None).await),
             None => None,
         };
         let mut reported_usage = None;
         let mut on_delta = |delta: Delta<'_>| {
+            if let Some(slot) = &mut slot {
+                slot.observe(&delta);
+            }
             if let Delta::Usage(usage) = delta {
                 reported_usage = Some(usage);
             }
@@ -173,6 +192,12 @@ async fn request_with_retries(
         let start = Instant::now();
         let result = provider.complete(request, &mut on_delta).await;
         drop(permit);
+        if let Some(slot) = slot {
+            slot.settle(&match &result {
+                Ok(reply) => RequestEnd::Used(reply.usage),
+                Err(error) => rate_limit::failed_end(error, reported_usage),
+            });
+        }
         let category = result.as_ref().err().map(|error| error.category.as_str());
         let metrics = &engine.metrics;
         metrics.provider_responded(&provider.name, start.elapsed(), category);
@@ -197,7 +222,8 @@ async fn request_with_retries(
             Err(error) => error.redact_matches(&engine.settings.requests.redactor),
         };
         attempt += 1;
-        if !error.category.is_retryable() || attempt > agent.retry.max_retries {
+        let is_final = !error.category.is_retryable() || error.is_quota_spent;
+        if is_final || attempt > agent.retry.max_retries {
             return Err(error);
         }
         let wait = retry::retry_delay(
