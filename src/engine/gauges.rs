@@ -1,12 +1,15 @@
 //! What `/metrics` shows of the engine's state and of its store.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
 use crate::domain::period_budget::PeriodLimit;
+use crate::domain::rate_limit::RateStatus;
 use crate::domain::run::now;
+use crate::engine::context::Engine;
 use crate::engine::runner::Runner;
 use crate::engine::state::period_budgets::BudgetStatus;
 use crate::telemetry::metrics::{BudgetAmounts, BudgetGauge, GaugeSnapshot};
@@ -17,6 +20,8 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(1);
 const MAX_AGE: Duration = Duration::from_secs(5);
 /// Pending deliveries that are counted.
 const MAX_DELIVERIES: usize = 10_000;
+/// Limits of providers that are shown: clients may name any model.
+const MAX_RATE_LIMITS: usize = 500;
 /// MCP servers that are shown.
 const MAX_MCP_SERVERS: usize = 500;
 
@@ -83,6 +88,7 @@ impl Runner {
             inputs: engine.client_calls.waiting(),
             queued_writes: self.store().queued_writes(),
             budgets: budgets.into_iter().map(budget).collect(),
+            rate_limits: rate_limits(engine),
             mcp_servers: self.mcp_servers(),
         }
     }
@@ -102,6 +108,25 @@ impl Runner {
         }
         servers
     }
+}
+
+/// The limits of providers that are known, those that most requests wait for first.
+pub fn rate_limits(engine: &Engine) -> Vec<RateStatus> {
+    let clients = engine.providers.clients();
+    let statuses = clients.flat_map(|(name, client)| client.rate_limits.statuses(name));
+    let mut statuses: Vec<RateStatus> = statuses.collect();
+    statuses.sort_by_key(|status| Reverse(status.waiting));
+    statuses.truncate(MAX_RATE_LIMITS);
+    statuses.sort_by(|a, b| (&a.provider, &a.model).cmp(&(&b.provider, &b.model)));
+    // Of several keys, what they have together.
+    statuses.dedup_by(|later, first| {
+        let is_same = (&later.provider, &later.model) == (&first.provider, &first.model);
+        if is_same {
+            first.add(later);
+        }
+        is_same
+    });
+    statuses
 }
 
 fn budget(status: BudgetStatus) -> BudgetGauge {

@@ -6,8 +6,10 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use crate::domain::mcp::McpServer;
+use crate::domain::rate_limit::RateStatus;
 use crate::engine::blocking::run_blocking;
 use crate::engine::context::Engine;
+use crate::engine::gauges;
 use crate::engine::node_tasks::other_agents;
 use crate::engine::runner::Runner;
 use crate::telemetry::metrics::ProviderRequests;
@@ -21,6 +23,8 @@ pub struct Overview {
     pub max_timeout: Duration,
     /// Sorted by name.
     pub providers: Vec<ProviderOverview>,
+    /// Those that are known, by provider and model.
+    pub rate_limits: Vec<RateStatus>,
     /// Sorted by agent.
     pub mcp_servers: Vec<McpServerOverview>,
 }
@@ -112,6 +116,7 @@ impl Overview {
             max_tree: settings.runs.max_tree,
             max_timeout: settings.max_timeout,
             mcp_servers: servers.collect(),
+            rate_limits: gauges::rate_limits(engine),
             providers: engine.providers.names().map(provider).collect(),
         }
     }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use crate::domain::failure::FailureCode;
+use crate::domain::rate_limit::{RateStatus, UNITS};
 use crate::domain::run::{HARD_MAX_DEPTH, Outcome, Status, now};
 use crate::domain::scorer::Skip;
 use crate::domain::usage::{Cost, TokenUsage};
@@ -180,6 +181,7 @@ pub struct GaugeSnapshot {
     /// Writes that wait for a transaction of the store.
     pub queued_writes: usize,
     pub budgets: Vec<BudgetGauge>,
+    pub rate_limits: Vec<RateStatus>,
     /// Whether each MCP server that was needed so far could be connected to, by name.
     pub mcp_servers: BTreeMap<String, bool>,
 }
@@ -362,6 +364,7 @@ impl Metrics {
         self.render_clients_and_deliveries(&mut encoder, state.pending_deliveries);
         render_waits(&mut encoder, &state.gauges);
         render_budgets(&mut encoder, &state.gauges.budgets);
+        render_rate_limits(&mut encoder, &state.gauges.rate_limits);
         render_mcp(&mut encoder, &state.gauges.mcp_servers, state.mcp_calls);
         render_store(&mut encoder, state);
         render_daemon(&mut encoder, state);
@@ -674,6 +677,46 @@ fn render_budgets(encoder: &mut TextEncoder, budgets: &[BudgetGauge]) {
         |amounts| match amounts {
             BudgetAmounts::Usd { limit, .. } => ("usd", FixedPoint::trillionths(limit.0)),
             BudgetAmounts::Tokens { limit, .. } => ("tokens", FixedPoint::whole(limit)),
+        },
+    );
+}
+
+fn render_rate_limits(encoder: &mut TextEncoder, limits: &[RateStatus]) {
+    let mut render = |name: &str, help: &str, amount: fn(&RateStatus, usize) -> Option<u64>| {
+        encoder.gauges(name, help, |samples| {
+            for limit in limits {
+                for (index, unit) in UNITS.iter().enumerate() {
+                    let Some(amount) = amount(limit, index) else {
+                        continue;
+                    };
+                    let labels = [
+                        ("provider", &*limit.provider),
+                        ("model", &*limit.model),
+                        ("unit", *unit),
+                    ];
+                    samples.sample(&labels, amount);
+                }
+            }
+        });
+    };
+    render(
+        "axed_rate_limit_limit",
+        "What a provider allows in a minute, as far as it is known, by provider, model and unit.",
+        |limit, unit| limit.limits[unit],
+    );
+    render(
+        "axed_rate_limit_used",
+        "What all nodes used of a provider's limit in the last minute, as far as this one knows, by provider, model and unit.",
+        |limit, unit| limit.limits[unit].map(|_| limit.used[unit]),
+    );
+    encoder.gauges(
+        "axed_rate_limit_waiting",
+        "Requests that wait for a provider's limit, by provider and model.",
+        |samples| {
+            for limit in limits {
+                let labels = [("provider", &*limit.provider), ("model", &*limit.model)];
+                samples.sample(&labels, limit.waiting);
+            }
         },
     );
 }

@@ -15,7 +15,7 @@ use crate::support::within_timeout;
 const QUICK: &str = "[retry]\ninitial_delay_ms = 1\nmax_delay_ms = 2";
 
 /// What the contract names, and of what type each is.
-const NAMES: [(&str, &str); 43] = [
+const NAMES: [(&str, &str); 46] = [
     ("axed_runs_total", "counter"),
     ("axed_runs_failed_total", "counter"),
     ("axed_runs_running", "gauge"),
@@ -49,6 +49,9 @@ const NAMES: [(&str, &str); 43] = [
     ("axed_inputs_oldest_age_seconds", "gauge"),
     ("axed_budget_used", "gauge"),
     ("axed_budget_limit", "gauge"),
+    ("axed_rate_limit_limit", "gauge"),
+    ("axed_rate_limit_used", "gauge"),
+    ("axed_rate_limit_waiting", "gauge"),
     ("axed_mcp_server_up", "gauge"),
     ("axed_mcp_calls_total", "counter"),
     ("axed_mcp_call_errors_total", "counter"),

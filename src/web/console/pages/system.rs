@@ -4,6 +4,7 @@ use maud::{Markup, html};
 
 use crate::config::KeyScope::Admin;
 use crate::domain::counted::counted;
+use crate::domain::rate_limit::{RateStatus, UNITS};
 use crate::engine::overview::{LoginOverview, McpServerOverview, Overview, ProviderOverview};
 use crate::tools::mcp::ConnectionState;
 use crate::web::console::format;
@@ -99,6 +100,11 @@ fn operator(overview: &Overview) -> Markup {
         h2 { "Providers" }
         p.muted.small { "Requests and failures since the start of the daemon, without batches. A failed request may be sent again." }
         (providers(&overview.providers))
+        @if !overview.rate_limits.is_empty() {
+            h2 { "Rate limits" }
+            p.muted.small { "What providers allow in a minute, as far as it is known, and what was used of it in the last one." }
+            (rate_limits(&overview.rate_limits))
+        }
         h2 { "MCP servers" }
         @if overview.mcp_servers.is_empty() { p.muted { "No agent uses one." } }
         @else { (mcp_servers(&overview.mcp_servers)) }
@@ -160,6 +166,44 @@ fn provider_row(provider: &ProviderOverview) -> Markup {
                     (Some(_), _) => "–",
                     (None, Some(free)) => (free),
                     (None, None) => "no limit",
+                }
+            }
+        }
+    }
+}
+
+fn rate_limits(limits: &[RateStatus]) -> Markup {
+    let amount = |limit: &RateStatus, unit: usize| {
+        limit.limits[unit].map(|allowed| {
+            let used = limit.used[unit];
+            format!("{} of {}", format::count(used), format::count(allowed))
+        })
+    };
+    html! {
+        div.scroll role="region" aria-label="Rate limits" tabindex="0" {
+            table.list {
+                thead {
+                    tr {
+                        th { "Provider" } th { "Model" }
+                        @for unit in UNITS { th.number { (unit.replace('_', " ")) } }
+                        th.number { "Waiting" } th { "State" }
+                    }
+                }
+                tbody {
+                    @for limit in limits {
+                        tr {
+                            td.main { (limit.provider) }
+                            td { (limit.model) }
+                            @for unit in 0..UNITS.len() { td.number { (amount(limit, unit).unwrap_or_else(|| "–".to_owned())) } }
+                            td.number { (format::thousands(limit.waiting as u64)) }
+                            td {
+                                @match limit.paused_ms {
+                                    0 => span.status.completed { "open" },
+                                    pause => span.status.running { "paused for " (format::duration(pause)) },
+                                }
+                            }
+                        }
+                    }
                 }
             }
         }
