@@ -9,6 +9,7 @@ use tokio::sync::broadcast;
 use uuid::Uuid;
 
 use crate::domain::node::NodeId;
+use crate::domain::rate_limit::RateReport;
 use crate::domain::run::RunId;
 
 /// Received messages, shared by all who look for theirs. After `Lagged`, any may have been missed.
@@ -34,6 +35,8 @@ pub enum NodeMessage {
     FreeTrees,
     /// This node drives these trees from now on.
     Taken(NodeId, Vec<RunId>),
+    /// What this node has used of the rate limits of providers since its last message.
+    RateLimits(NodeId, Vec<RateReport>),
 }
 
 /// Repeated as long as the sender follows the tree.

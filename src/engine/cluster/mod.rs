@@ -3,6 +3,7 @@
 pub mod connection;
 pub mod follow;
 pub mod permits;
+pub mod rate_limits;
 pub mod retry_log;
 pub mod serve_follower;
 pub mod text_gate;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::domain::run::RunId;
-use crate::engine::cluster::{follow, serve_follower};
+use crate::engine::cluster::{follow, rate_limits, serve_follower};
 use crate::engine::context::Engine;
 use crate::engine::state::followed_trees::FollowInput;
 use crate::store::node_messages::NodeMessage;
@@ -60,6 +60,7 @@ fn on_message(engine: &Arc<Engine>, message: &NodeMessage) {
                 follow::on_new_owner(engine, &tree, *node);
             }
         }
+        NodeMessage::RateLimits(node, reports) => rate_limits::on_reports(engine, *node, reports),
         NodeMessage::Requests | NodeMessage::Answered(_) => {}
     }
 }

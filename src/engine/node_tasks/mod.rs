@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::domain::run::now;
-use crate::engine::cluster::{follow, permits};
+use crate::engine::cluster::{follow, permits, rate_limits};
 use crate::engine::context::Engine;
 use crate::standing_task;
 
@@ -33,6 +33,7 @@ pub fn start(engine: &Arc<Engine>) {
     let shut_down = (&engine.followed.tasks, &engine.shutdown);
     spawn(engine, shut_down, "Reading messages", message_loop::run);
     spawn(engine, shut_down, "Following runs", follow::poll);
+    spawn(engine, shut_down, "Sharing rate limits", rate_limits::run);
 }
 
 fn spawn<F>(

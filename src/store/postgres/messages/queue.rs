@@ -96,7 +96,8 @@ fn is_merged(
         NodeMessage::Answered(_)
         | NodeMessage::Follow(_)
         | NodeMessage::Text(_)
-        | NodeMessage::Taken(..) => false,
+        | NodeMessage::Taken(..)
+        | NodeMessage::RateLimits(..) => false,
     }
 }
 
