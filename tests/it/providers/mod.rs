@@ -11,6 +11,7 @@ mod odd_replies;
 mod presets;
 mod provider_keys;
 mod proxies;
+mod rate_limits;
 mod recordings;
 mod rejected_replies;
 mod requests;
