@@ -84,18 +84,17 @@ impl Limiter {
         priority: Priority,
     ) -> WaitingRequest {
         let turn = Arc::new(Notify::new());
-        let (cost, ticket) = self.change(|state| {
-            let cost = state.bucket.cost(demand.input, demand.max_output);
+        let ticket = self.change(|state| {
+            let cost = state.cost(demand);
             let weight = state.bucket.weight(&cost);
             let is_urgent = priority == Priority::Interactive;
             let waiter = Arc::clone(&turn);
             let owner = owner.unwrap_or_default();
-            (cost, state.queue.push(is_urgent, owner, weight, waiter))
+            state.queue.push(is_urgent, owner, weight, waiter)
         });
         WaitingRequest {
             limiter: Arc::clone(self),
-            cost,
-            input: demand.input,
+            demand,
             ticket: Some(ticket),
             turn,
         }
@@ -147,6 +146,10 @@ impl Limiter {
 }
 
 impl State {
+    fn cost(&self, demand: Demand) -> Cost {
+        self.bucket.cost(demand.input, demand.max_output)
+    }
+
     /// The request that is first looks again when it may go.
     fn wake_first(&self) {
         if let Some((_, turn)) = self.queue.first() {
@@ -169,9 +172,7 @@ impl State {
 /// A request in the queue. Dropping it leaves the queue.
 pub struct WaitingRequest {
     limiter: Arc<Limiter>,
-    cost: Cost,
-    /// As estimated.
-    input: u64,
+    demand: Demand,
     /// `None` once it has left the queue.
     ticket: Option<Ticket>,
     turn: Arc<Notify>,
@@ -215,7 +216,7 @@ impl WaitingRequest {
         self.limiter.change(|state| {
             let is_first = state.is_first(self.ticket.as_ref());
             match is_first {
-                true => Some(now + state.bucket.wait(&self.cost, now)),
+                true => Some(now + state.bucket.wait(&state.cost(self.demand), now)),
                 false => state.bucket.pause(now).map(|pause| now + pause),
             }
         })
@@ -225,7 +226,7 @@ impl WaitingRequest {
         let now = Instant::now();
         let left = deadline.map(|deadline| deadline.saturating_duration_since(now));
         let is_too_long = |wait: Duration| left.is_some_and(|left| wait >= left);
-        let (cost, input, ticket) = (&self.cost, &self.input, &mut self.ticket);
+        let (demand, ticket) = (self.demand, &mut self.ticket);
         let limiter = &self.limiter;
         limiter.change(|state| {
             let pause = state.bucket.pause(now).unwrap_or_default();
@@ -235,7 +236,9 @@ impl WaitingRequest {
             if !state.is_first(ticket.as_ref()) {
                 return Ok(Turn::Later);
             }
-            let wait = state.bucket.wait(cost, now);
+            // By what is known now: it may have waited since before the first replies.
+            let cost = state.cost(demand);
+            let wait = state.bucket.wait(&cost, now);
             if is_too_long(wait) && !wait.is_zero() {
                 return Err(WaitTooLong { wait });
             }
@@ -244,10 +247,15 @@ impl WaitingRequest {
             }
             state.queue.pop();
             *ticket = None;
-            state.bucket.take(cost, now);
+            state.bucket.take(&cost, now);
             state.wake_first();
             let mark = state.bucket.mark(now);
-            Ok(Turn::Now(Slot::new(limiter, *cost, mark, Some(*input))))
+            Ok(Turn::Now(Slot::new(
+                limiter,
+                cost,
+                mark,
+                Some(demand.input),
+            )))
         })
     }
 }
