@@ -13,7 +13,7 @@ use crate::domain::comparison::Comparison;
 use crate::domain::context::ContextStrategy;
 use crate::domain::evaluation::EvalId;
 use crate::domain::failure::Failure;
-use crate::domain::input::ArgumentsHash;
+use crate::domain::input::{ArgumentsHash, WaitedEvent};
 use crate::domain::json_buffer::JsonBuffer;
 use crate::domain::message::ToolCall;
 use crate::domain::rollout::Loss;
@@ -396,6 +396,32 @@ pub enum EventKind {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         by: Option<String>,
     },
+    /// A call waits for a time, or for an event of the world outside.
+    #[serde(rename = "wait.started")]
+    WaitStarted {
+        /// The number of the turn whose reply requests the call.
+        turn: u32,
+        /// The id of the call.
+        tool_call_id: String,
+        /// The event that it waits for; absent if it waits for a time.
+        #[serde(default, flatten, skip_serializing_if = "Option::is_none")]
+        event: Option<WaitedEvent>,
+        /// When the wait ends by itself; absent if it does not.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(serialize_with = "timestamp_text::serialize_option")]
+        #[schemars(with = "Option<Timestamp>")]
+        until: Option<Timestamp>,
+    },
+    /// The time has come, or the event.
+    #[serde(rename = "wait.ended")]
+    WaitEnded {
+        /// The id of the call.
+        tool_call_id: String,
+        /// The data of the event; absent if none came.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[schemars(with = "Option<serde_json::Value>")]
+        data: Option<Arc<RawValue>>,
+    },
     /// A client added a message to the run; its next request includes it.
     #[serde(rename = "message.added")]
     MessageAdded {
@@ -625,6 +651,21 @@ pub enum Decision {
     TimedOut,
 }
 
+impl EventKind {
+    /// For what a wait that starts waits, for people; `None` for other events.
+    pub fn waits(&self) -> Option<String> {
+        let Self::WaitStarted { event, until, .. } = self else {
+            return None;
+        };
+        let event = event
+            .as_ref()
+            .map(|it| format!("for {} {}", it.event, it.key));
+        let until = until.map(|until| format!("until {until:.0}"));
+        let parts: Vec<String> = event.into_iter().chain(until).collect();
+        Some(parts.join(", "))
+    }
+}
+
 impl Decision {
     pub fn as_str(self) -> &'static str {
         match self {
@@ -770,6 +811,8 @@ event_names! {
         ApprovalDecided = "approval.decided",
         InputRequested = "input.requested",
         InputAnswered = "input.answered",
+        WaitStarted = "wait.started",
+        WaitEnded = "wait.ended",
         MessageAdded = "message.added",
         RetryScheduled = "retry.scheduled",
         TurnDelayed = "turn.delayed",

@@ -44,6 +44,20 @@ pub struct InputRequest {
     pub question: Option<Box<Question>>,
 }
 
+choice! {
+    /// What a call waits for.
+    pub enum InputKind {
+        /// That a person approves it.
+        Approval = "approval",
+        /// That a person answers a question.
+        Question = "question",
+        /// A time.
+        Sleep = "sleep",
+        /// An event of the world outside.
+        Event = "event",
+    }
+}
+
 /// The tool by which a model asks a person.
 pub const ASK_PERSON: &str = "ask_person";
 
@@ -83,14 +97,20 @@ impl PartialEq for Question {
     }
 }
 
-choice! {
-    /// What a person has to give.
-    pub enum InputKind {
-        /// The approval of a tool call.
-        Approval = "approval",
-        /// The answer to a question.
-        Question = "question",
+impl InputRequest {
+    /// The event that a call waits for.
+    pub fn waited_event(&self) -> Option<WaitedEvent> {
+        serde_json::from_str(self.arguments.get()).ok()
     }
+}
+
+/// An event for which a run waits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct WaitedEvent {
+    /// The name of the event.
+    pub event: String,
+    /// Its key.
+    pub key: String,
 }
 
 /// Identifies the arguments of a call: the SHA-256 of their JSON.

@@ -350,6 +350,8 @@ pub struct Run {
     pub warnings: Vec<RunWarning>,
     /// What the run and its descendants ask people for, as far as the store has read it.
     pub pending_inputs: Vec<PendingInput>,
+    /// The wait for a time or an event; of a root, one of its tree. Only if it is `waiting`.
+    pub world_wait: Option<InputRequest>,
     /// Why its tree is suspended. Only the process that drives it knows, and records nothing of it.
     pub suspended: Option<SuspensionCause>,
     /// Whether its texts are only their beginnings.
@@ -471,6 +473,7 @@ impl Run {
             waiting_for: None,
             waiting_since: None,
             pending_inputs: Vec::new(),
+            world_wait: None,
             suspended: None,
             is_cut: false,
             fork: None,
@@ -490,11 +493,17 @@ impl Run {
         let reason = self
             .waiting_for
             .filter(|_| self.status == Status::Waiting)?;
+        let is_for_world = matches!(reason, WaitingFor::Sleep | WaitingFor::Event);
+        let world = self.world_wait.as_ref().filter(|_| is_for_world);
         let deadlines = self.pending_inputs.iter().map(|it| it.request.deadline);
         Some(Wait {
             reason,
             since: self.waiting_since?,
-            until: deadlines.flatten().min().filter(|_| reason.is_input()),
+            until: match world {
+                Some(world) => world.deadline,
+                None => deadlines.flatten().min().filter(|_| reason.is_input()),
+            },
+            event: world.and_then(|it| it.waited_event()),
         })
     }
 

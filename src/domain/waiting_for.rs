@@ -4,6 +4,7 @@ use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::domain::input::WaitedEvent;
 use crate::domain::timestamp_text;
 
 /// What a run, or all of its running children, waits for: the first that applies.
@@ -51,7 +52,7 @@ impl WaitingFor {
 }
 
 /// The wait of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Wait {
     /// What the run waits for, as in `waiting_for`.
     pub reason: WaitingFor,
@@ -64,6 +65,9 @@ pub struct Wait {
     #[serde(serialize_with = "timestamp_text::serialize_option")]
     #[schemars(with = "Option<Timestamp>")]
     pub until: Option<Timestamp>,
+    /// The event that it waits for.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub event: Option<WaitedEvent>,
 }
 
 #[cfg(test)]

@@ -24,11 +24,20 @@ pub trait InputIndex: Send + Sync + 'static {
     fn pending_inputs(&self, query: InputQuery) -> BoxFuture<'_, Result<InputPage, StoreError>>;
 }
 
+/// A condition: a person has to give the input `a`.
+macro_rules! is_of_person {
+    () => {
+        "a.kind IN ('approval', 'question')"
+    };
+}
+pub(crate) use is_of_person;
+
 /// Selects the calls of a page. Conditions that are `None` match every call.
 #[derive(Clone, Debug, Default)]
 pub struct InputQuery {
     /// The API key that has accepted the root.
     pub owner: Option<String>,
+    /// `None` for all that people have to give.
     pub kind: Option<InputKind>,
     /// Only calls of this root's tree.
     pub root: Option<RunId>,
@@ -62,11 +71,14 @@ async fn page(db: &Reader, query: &InputQuery) -> StoreResult<InputPage> {
         (None, Some(_)) => "a.owner = :owner AND a.owner IS NOT NULL",
         (None, None) => "true",
     };
-    let kind = query.kind.map_or("", |_| " AND a.kind = :kind");
+    let kind = match query.kind {
+        Some(_) => "a.kind = :kind",
+        None => is_of_person!(),
+    };
     // SQLite's reader stops by itself.
     let sql = format!(
         "SELECT p.* FROM (SELECT a.run, a.seq, a.root, a.request, r.agent FROM inputs a {{CROSS |}}JOIN runs r ON r.id = a.run \
-         WHERE {filter}{kind} AND a.run > :after AND r.status IN ('running', 'waiting') \
+         WHERE {filter} AND {kind} AND a.run > :after AND r.status IN ('running', 'waiting') \
          AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = r.root) \
          ORDER BY a.run{{, a.seq| FETCH FIRST :limit ROWS WITH TIES}}) p ORDER BY p.run, p.seq"
     );

@@ -1,6 +1,7 @@
 //! Decisions on tool calls that need human approval, and answers to questions. The request and the answer are recorded before
 //! anyone acts on them, so that a restarted daemon neither requests anything twice nor forgets an answer.
 
+use std::future::ready;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use tokio::sync::oneshot;
 
 use crate::domain::event::{Decision, EventKind};
 use crate::domain::excerpt::ArgumentsExcerpt;
-use crate::domain::input::ArgumentsHash;
+use crate::domain::input::{ArgumentsHash, InputKind};
 use crate::domain::json_schema::Schema;
 use crate::domain::message::{ToolCall, shorten};
 use crate::domain::run::{Run, RunId, Status, now};
@@ -90,7 +91,8 @@ pub struct NeededInput<'a> {
     pub limit: Option<Duration>,
     /// What is recorded if nobody answers within the limit.
     pub timed_out: InputAnswer,
-    /// Of a call that waits for approval; `None` for a question.
+    pub kind: InputKind,
+    /// Of a call that waits for approval; `None` for others.
     pub tool: Option<WaitingTool>,
 }
 
@@ -109,6 +111,7 @@ pub async fn await_decision(
         waiting_for: WaitingFor::Approval,
         limit,
         timed_out: InputAnswer::timed_out(),
+        kind: InputKind::Approval,
         tool: Some(WaitingTool {
             toolbox: Arc::clone(toolbox),
             call: call.clone(),
@@ -116,7 +119,7 @@ pub async fn await_decision(
         }),
     };
     let event = |deadline| requested_event(turn, call, &name, deadline);
-    let decision = match await_answer(context, recorded_calls, input, event).await? {
+    let decision = match await_answer(context, recorded_calls, input, event, ready(Ok(()))).await? {
         Ok(decision) => decision,
         Err(error) => {
             let reason = failures::interruption_message(&context.run, &error);
@@ -140,11 +143,13 @@ pub async fn await_decision(
 }
 
 /// Waits for a person's answer; the inner error if the run ends before. `event` requests the input, and has its deadline.
+/// `begun` is done once that is recorded.
 pub async fn await_answer(
     context: &RunContext,
     recorded_calls: &RecordedCalls,
     input: NeededInput<'_>,
     event: impl FnOnce(Option<Timestamp>) -> EventKind,
+    begun: impl Future<Output = Result<(), StoreError>>,
 ) -> Result<Result<InputAnswer, TurnError>, StoreError> {
     let requested = recorded_calls.inputs_requested.get(input.id);
     let requested_at = requested.map(|requested| requested.time);
@@ -169,12 +174,18 @@ pub async fn await_answer(
     });
     let mut deadline = input.limit.map(|limit| saturating_add(since, limit));
     let event = requested_at.is_none().then(|| event(deadline));
-    if let (Some(requested_at), Some(deadline)) = (requested_at, deadline.as_mut()) {
+    // The world does not wait for a run that a client has paused.
+    if let (Some(requested_at), Some(deadline), true) = (
+        requested_at,
+        deadline.as_mut(),
+        input.waiting_for.is_input(),
+    ) {
         let held = held_time::since(context, requested_at).await?;
         *deadline = deadline.checked_add(held).unwrap_or(Timestamp::MAX);
     }
     let waiting_for = input.waiting_for;
     pause::pause(context, PauseReason::Call(waiting_for), event).await?;
+    begun.await?;
     match receive_answer(context, pending, input, deadline).await {
         Ok(answer) => {
             pause::end_call_wait(context, waiting_for).await?;
@@ -216,7 +227,7 @@ async fn look_up<'a>(
     }
     let requested_at = requested.map_or_else(now, |requested| requested.time);
     let key = (run, input.id.to_owned());
-    let pending = InputWait::register(inputs, key, input.tool.clone(), requested_at);
+    let pending = InputWait::register(inputs, key, (input.kind, input.tool.clone()), requested_at);
     Ok(AnswerLookup::Pending(pending))
 }
 
@@ -229,7 +240,13 @@ async fn receive_answer(
 ) -> Result<InputAnswer, TurnError> {
     let timeout = async {
         match deadline {
-            Some(deadline) => time_out(&context.run, deadline, input.limit).await,
+            Some(deadline) if input.waiting_for.is_input() => {
+                time_out(&context.run, deadline, input.limit).await;
+            }
+            Some(deadline) => {
+                let remaining = now().duration_until(deadline);
+                tokio::time::sleep(remaining.try_into().unwrap_or_default()).await;
+            }
             None => std::future::pending().await,
         }
     };
@@ -296,10 +313,9 @@ pub async fn decide(
         check_hash(engine, id, call, hash).await?;
     }
     // Its arguments can be checked only while the call waits.
-    let mut new_arguments = decision.arguments.as_ref();
-    if decision.is_to_question
-        && let Some(answer) = new_arguments.take()
-    {
+    let arguments = decision.arguments.as_ref();
+    let new_arguments = arguments.filter(|_| decision.kind == InputKind::Approval);
+    if let (InputKind::Question, Some(answer)) = (decision.kind, arguments) {
         check_answer(engine, id, call, answer).await?;
     }
     loop {
@@ -394,7 +410,7 @@ async fn check_arguments(
             if let Some(tool) = approvals.tool(id, call) {
                 return Ok(tool);
             }
-            find_unanswered(engine, id, call, false).await?;
+            find_unanswered(engine, id, call, InputKind::Approval).await?;
             tokio::select! {
                 () = registered => {}
                 () = engine.draining.cancelled() => return Err(DecideError::Draining),
@@ -422,11 +438,10 @@ async fn decide_early(
 ) -> Result<bool, DecideError> {
     let _guard = engine.pending_inputs.early_decision_lock.lock().await;
     let _gate = engine.suspension.resume_lock.read().await;
-    let inputs = &engine.pending_inputs;
-    if inputs.is_waiting(id, call, decision.is_to_question) {
+    if engine.pending_inputs.is_waiting(id, call, decision.kind) {
         return Ok(false);
     }
-    let unanswered = find_unanswered(engine, id, call, decision.is_to_question);
+    let unanswered = find_unanswered(engine, id, call, decision.kind);
     let (run, active_run) = unanswered.await?;
     let entry = decision.to_entry(call);
     match active_run {
@@ -451,7 +466,7 @@ async fn find_unanswered(
     engine: &Engine,
     id: RunId,
     call: &str,
-    is_question: bool,
+    kind: InputKind,
 ) -> Result<(Run, Option<Arc<ActiveRun>>), DecideError> {
     let run = engine.journal.store().run(id).await?;
     let run: Run = run.ok_or(DecideError::RunNotFound(id))?;
@@ -461,15 +476,15 @@ async fn find_unanswered(
     }
     let recorded_calls = run_log::load_calls(engine, id).await?;
     let requested = recorded_calls.inputs_requested.get(call);
-    let is_of_kind =
-        |it: &RecordedInput| matches!(it.kind, RecordedInputKind::Question(_)) == is_question;
+    let is_of_kind = |it: &RecordedInput| it.kind.kind() == kind;
     if !requested.is_some_and(is_of_kind) {
         return Err(not_pending(id, call, "it did not ask for one"));
     }
     if recorded_calls.decisions.contains_key(call) {
-        let why = match is_question {
-            true => "it is answered",
-            false => "it is decided",
+        let why = match kind {
+            InputKind::Approval => "it is decided",
+            InputKind::Question => "it is answered",
+            InputKind::Sleep | InputKind::Event => "its wait has ended",
         };
         return Err(not_pending(id, call, why));
     }

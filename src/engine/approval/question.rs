@@ -1,12 +1,13 @@
 //! Asks a person for an agent or for one of its MCP servers, and waits for the answer.
 
+use std::future::ready;
 use std::sync::Arc;
 
 use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
 
 use crate::domain::event::{Decision, EventKind};
-use crate::domain::input::Question;
+use crate::domain::input::{InputKind, Question};
 use crate::domain::json_schema::Schema;
 use crate::domain::waiting_for::WaitingFor;
 use crate::engine::approval::decision::{self, NeededInput};
@@ -34,9 +35,10 @@ pub async fn ask(
         limit: agent.ask_timeout,
         timed_out: InputAnswer {
             arguments: default_answer(context, &question).await,
-            is_to_question: true,
+            kind: InputKind::Question,
             ..InputAnswer::timed_out()
         },
+        kind: InputKind::Question,
         tool: None,
     };
     let event = |deadline| EventKind::InputRequested {
@@ -49,10 +51,11 @@ pub async fn ask(
         server: question.server,
         deadline,
     };
-    let answer = match decision::await_answer(context, recorded_calls, input, event).await? {
-        Ok(answer) => answer,
-        Err(error) => return Ok(Err(failures::interruption_message(&context.run, &error))),
-    };
+    let answer =
+        match decision::await_answer(context, recorded_calls, input, event, ready(Ok(()))).await? {
+            Ok(answer) => answer,
+            Err(error) => return Ok(Err(failures::interruption_message(&context.run, &error))),
+        };
     Ok(Ok(match answer.decision {
         Decision::Approved => {
             let answer = answer

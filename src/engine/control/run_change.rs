@@ -96,6 +96,7 @@ mod tests {
     use crate::domain::attachment::Attachment;
     use crate::domain::content::{Content, Part};
     use crate::domain::event::Decision;
+    use crate::domain::input::InputKind;
     use crate::engine::control::add_message::MessageRequest;
     use crate::engine::control::run_change::RunChange;
     use crate::engine::state::input_answer::InputAnswer;
@@ -133,7 +134,7 @@ mod tests {
                 arguments_hash: None,
                 by: None,
                 claim: None,
-                is_to_question: false,
+                kind: InputKind::Approval,
             },
             arguments,
         };

@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use crate::domain::content::Content;
 use crate::domain::context::Compaction;
 use crate::domain::event::{EventKind, ResumeCause};
-use crate::domain::input::ArgumentsHash;
+use crate::domain::input::{ArgumentsHash, InputKind};
 use crate::domain::message::{AssistantMessage, ToolResult};
 use crate::domain::run::{Run, RunId};
 use crate::domain::usage::{CallLimit, TokenUsage};
@@ -107,6 +107,21 @@ pub enum RecordedInputKind {
     Approval(ArgumentsHash),
     /// With the schema of the answer.
     Question(Option<Arc<RawValue>>),
+    /// For a time.
+    Sleep,
+    /// For an event.
+    Event,
+}
+
+impl RecordedInputKind {
+    pub fn kind(&self) -> InputKind {
+        match self {
+            Self::Approval(_) => InputKind::Approval,
+            Self::Question(_) => InputKind::Question,
+            Self::Sleep => InputKind::Sleep,
+            Self::Event => InputKind::Event,
+        }
+    }
 }
 
 /// Tool calls that an earlier process started: they are not started, counted or recorded again. Empty for a new run.
@@ -331,7 +346,7 @@ impl RecordedCalls {
                         arguments_hash: None,
                         by: by.clone(),
                         claim: None,
-                        is_to_question: false,
+                        kind: InputKind::Approval,
                     });
             }
             Entry::Compacted { .. } => self.reported_usage = None,
@@ -392,6 +407,26 @@ impl RecordedCalls {
                 let kind = RecordedInputKind::Question(schema.clone());
                 let requested = RecordedInput { time, kind };
                 self.inputs_requested.insert(input_id.clone(), requested);
+            }
+            EventKind::WaitStarted {
+                tool_call_id,
+                event,
+                ..
+            } => {
+                let kind = match event {
+                    Some(_) => RecordedInputKind::Event,
+                    None => RecordedInputKind::Sleep,
+                };
+                let requested = RecordedInput { time, kind };
+                self.inputs_requested
+                    .insert(tool_call_id.clone(), requested);
+            }
+            EventKind::WaitEnded { tool_call_id, data } => {
+                self.resume_count = 0;
+                let requested = self.inputs_requested.get(tool_call_id);
+                let kind = requested.map_or(InputKind::Sleep, |it| it.kind.kind());
+                let answers = self.decisions.entry(tool_call_id.clone());
+                answers.or_insert_with(|| InputAnswer::to_wait(kind, data.clone()));
             }
             EventKind::InputAnswered {
                 input_id,

@@ -69,11 +69,11 @@ impl TimeSpent {
                 self.waiting_calls = self.waiting_calls.saturating_sub(1);
             }
             // The call that asks has started, but does nothing meanwhile.
-            EventKind::InputRequested { .. } => {
+            EventKind::InputRequested { .. } | EventKind::WaitStarted { .. } => {
                 self.running_calls = self.running_calls.saturating_sub(1);
                 self.waiting_calls += 1;
             }
-            EventKind::InputAnswered { .. } => {
+            EventKind::InputAnswered { .. } | EventKind::WaitEnded { .. } => {
                 self.waiting_calls = self.waiting_calls.saturating_sub(1);
                 self.running_calls += 1;
             }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::domain::event::{Decision, EventKind, InputOutcome};
-use crate::domain::input::ArgumentsHash;
+use crate::domain::input::{ArgumentsHash, InputKind};
 use crate::record::entry::Entry;
 use crate::store::{Change, IdempotencyClaim};
 
@@ -28,8 +28,8 @@ pub struct InputAnswer {
     /// The idempotency key of the request, committed with the decision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<Box<IdempotencyClaim>>,
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub is_to_question: bool,
+    /// What it answers.
+    pub kind: InputKind,
 }
 
 impl InputAnswer {
@@ -41,7 +41,7 @@ impl InputAnswer {
             arguments_hash: None,
             by: None,
             claim: None,
-            is_to_question: false,
+            kind: InputKind::Approval,
         }
     }
 
@@ -61,7 +61,20 @@ impl InputAnswer {
             arguments,
             by,
             claim,
-            is_to_question: true,
+            kind: InputKind::Question,
+            ..Self::timed_out()
+        }
+    }
+
+    /// The end of a wait for a time or an event: with the event's data, if it came.
+    pub fn to_wait(kind: InputKind, data: Option<Arc<RawValue>>) -> Self {
+        Self {
+            decision: match data {
+                Some(_) => Decision::Approved,
+                None => Decision::TimedOut,
+            },
+            arguments: data,
+            kind,
             ..Self::timed_out()
         }
     }
@@ -82,14 +95,20 @@ impl InputAnswer {
             reason,
             arguments: answer,
             by,
-            is_to_question: true,
+            kind: InputKind::Question,
             ..Self::timed_out()
         }
     }
 
     /// `id` is that of the call or of the question.
     pub fn to_entry(&self, id: &str) -> Entry {
-        if self.is_to_question {
+        if matches!(self.kind, InputKind::Sleep | InputKind::Event) {
+            return Entry::Event(EventKind::WaitEnded {
+                tool_call_id: id.to_owned(),
+                data: self.arguments.clone(),
+            });
+        }
+        if self.kind == InputKind::Question {
             return Entry::Event(EventKind::InputAnswered {
                 input_id: id.to_owned(),
                 outcome: match self.decision {

@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::CancellationToken;
 
+use crate::domain::input::InputKind;
 use crate::domain::message::ToolCall;
 use crate::domain::run::RunId;
 use crate::engine::state::input_answer::InputAnswer;
@@ -31,6 +32,7 @@ struct Waiter {
     /// `None` if an answer is on its way.
     sender: Option<oneshot::Sender<AnswerMessage>>,
     settled: CancellationToken,
+    kind: InputKind,
     /// Of a call that waits for approval; `None` for a question.
     tool: Option<WaitingTool>,
     requested_at: Timestamp,
@@ -64,7 +66,7 @@ impl PendingInputs {
     pub fn deliver(&self, run: RunId, id: &str, answer: &InputAnswer) -> DeliveryResult {
         let mut waiters = self.lock();
         let entry = waiters.get_mut(&(run, id.to_owned()));
-        let is_of_kind = |entry: &&mut Waiter| entry.tool.is_none() == answer.is_to_question;
+        let is_of_kind = |entry: &&mut Waiter| entry.kind == answer.kind;
         let Some(entry) = entry.filter(is_of_kind) else {
             return DeliveryResult::NotWaiting;
         };
@@ -78,11 +80,10 @@ impl PendingInputs {
         DeliveryResult::Delivered(committed)
     }
 
-    /// Whether a call waits for approval, or a question for its answer.
-    pub fn is_waiting(&self, run: RunId, id: &str, is_question: bool) -> bool {
+    pub fn is_waiting(&self, run: RunId, call: &str, kind: InputKind) -> bool {
         let waiters = self.lock();
-        let waiter = waiters.get(&(run, id.to_owned()));
-        waiter.is_some_and(|waiter| waiter.tool.is_none() == is_question)
+        let waiter = waiters.get(&(run, call.to_owned()));
+        waiter.is_some_and(|waiter| waiter.kind == kind)
     }
 
     /// The tool of a call that waits for approval; `None` if no call of this process does.
@@ -94,18 +95,20 @@ impl PendingInputs {
 
     /// The calls that wait for approval without a decision.
     pub fn waiting_approvals(&self) -> Waiting {
-        self.waiting(|waiter| waiter.tool.is_some())
+        self.waiting(InputKind::Approval)
     }
 
     /// The questions without an answer.
     pub fn waiting_questions(&self) -> Waiting {
-        self.waiting(|waiter| waiter.tool.is_none())
+        self.waiting(InputKind::Question)
     }
 
-    fn waiting(&self, is_counted: impl Fn(&&Waiter) -> bool) -> Waiting {
+    fn waiting(&self, kind: InputKind) -> Waiting {
         let waiters = self.lock();
-        let open = waiters.values().filter(|it| it.sender.is_some());
-        Waiting::since(open.filter(is_counted).map(|waiter| waiter.requested_at))
+        let open = waiters
+            .values()
+            .filter(|it| it.kind == kind && it.sender.is_some());
+        Waiting::since(open.map(|waiter| waiter.requested_at))
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiters> {
@@ -126,7 +129,7 @@ impl<'d> InputWait<'d> {
     pub fn register(
         inputs: &'d PendingInputs,
         key: (RunId, String),
-        tool: Option<WaitingTool>,
+        (kind, tool): (InputKind, Option<WaitingTool>),
         requested_at: Timestamp,
     ) -> Self {
         let (sender, receiver) = oneshot::channel();
@@ -134,6 +137,7 @@ impl<'d> InputWait<'d> {
         let waiter = Waiter {
             sender: Some(sender),
             settled: settled.clone(),
+            kind,
             tool,
             requested_at,
         };

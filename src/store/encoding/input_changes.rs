@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
-use serde_json::value::RawValue;
+use serde_json::value::{RawValue, to_raw_value};
 
 use crate::domain::event::{Event, EventKind};
-use crate::domain::input::{ASK_PERSON, ArgumentsHash, InputKind, InputRequest, Question};
+use crate::domain::input::{
+    ASK_PERSON, ArgumentsHash, InputKind, InputRequest, Question, WaitedEvent,
+};
+use crate::domain::world_event::wake_key;
 
 pub enum InputChange {
     /// The event with this index in its write requests an input.
@@ -15,22 +18,37 @@ pub enum InputChange {
         kind: InputKind,
         /// JSON of an [`InputRequest`].
         request: String,
+        /// Of a wait for an event: see [`wake_key`].
+        wake: Option<String>,
     },
     /// The input is answered.
     Decided { call: String },
 }
 
 impl InputChange {
-    pub fn requested(index: usize, mut request: InputRequest) -> Self {
+    pub fn requested(index: usize, kind: InputKind, mut request: InputRequest) -> Self {
         request.cut_arguments();
         Self::Requested {
             index,
             request: serde_json::to_string(&request).unwrap_or_default(),
-            kind: match request.question {
-                Some(_) => InputKind::Question,
-                None => InputKind::Approval,
-            },
+            kind,
+            wake: None,
             call: request.tool_call_id,
+        }
+    }
+}
+
+impl InputChange {
+    fn waited(index: usize, event: Option<&WaitedEvent>, request: InputRequest) -> Self {
+        Self::Requested {
+            index,
+            call: request.tool_call_id.clone(),
+            kind: match event {
+                Some(_) => InputKind::Event,
+                None => InputKind::Sleep,
+            },
+            request: serde_json::to_string(&request).unwrap_or_default(),
+            wake: event.map(|it| wake_key(&it.event, &it.key)),
         }
     }
 }
@@ -56,7 +74,7 @@ pub fn changes(events: &[Event]) -> Vec<InputChange> {
                 deadline: *deadline,
                 question: None,
             };
-            Some(InputChange::requested(index, request))
+            Some(InputChange::requested(index, InputKind::Approval, request))
         }
         EventKind::InputRequested {
             input_id,
@@ -86,8 +104,31 @@ pub fn changes(events: &[Event]) -> Vec<InputChange> {
                 deadline: *deadline,
                 question: Some(Box::new(question)),
             };
-            Some(InputChange::requested(index, request))
+            Some(InputChange::requested(index, InputKind::Question, request))
         }
+        EventKind::WaitStarted {
+            tool_call_id,
+            event: waited,
+            until,
+            ..
+        } => {
+            let arguments = to_raw_value(waited).unwrap_or_else(|_| RawValue::NULL.to_owned());
+            let arguments = Arc::from(arguments);
+            let request = InputRequest {
+                tool_call_id: tool_call_id.clone(),
+                tool: String::new(),
+                arguments_hash: ArgumentsHash::compute(&arguments),
+                arguments,
+                truncated: false,
+                requested_at: event.time,
+                deadline: *until,
+                question: None,
+            };
+            Some(InputChange::waited(index, waited.as_ref(), request))
+        }
+        EventKind::WaitEnded { tool_call_id, .. } => Some(InputChange::Decided {
+            call: tool_call_id.clone(),
+        }),
         EventKind::InputAnswered { input_id, .. } => Some(InputChange::Decided {
             call: input_id.clone(),
         }),

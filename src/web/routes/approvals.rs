@@ -357,7 +357,7 @@ pub async fn apply(
         reason: check_reason(decision_request.reason, "/reason")?,
         by: principal.key_name().map(str::to_owned),
         claim,
-        is_to_question: false,
+        kind: InputKind::Approval,
     };
     let run = state.runner.decide(id, call, decision).await?;
     info!(
