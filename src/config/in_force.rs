@@ -10,6 +10,7 @@ use crate::config::environment::{Environment, env_value};
 use crate::config::providers::base_url_variables;
 use crate::config::secrets::{is_secret_set, source_variable};
 use crate::config::variables::is_secret;
+use crate::config::waits::Waits;
 use crate::config::{
     Agents, Commands, Config, Data, Limits, Logins, RetentionLimit, Runs, Server, Tools, Webhooks,
 };
@@ -140,6 +141,7 @@ fn defaults() -> BTreeMap<String, Json> {
     defaults.add("tools", &Tools::default());
     defaults.add("tools", &Commands::default());
     defaults.add("clients", &Clients::default());
+    defaults.add("wait", &Waits::default());
     defaults.add("logins", &Logins::default());
     defaults.add("webhooks", &Webhooks::default());
     let mut by_path = defaults.by_path;

@@ -336,6 +336,7 @@ fn read_config(top: &mut TableReader<'_>, context: &LoadContext<'_>) -> Config {
         limits,
         webhooks: top.nested("webhooks", read_section),
         clients: top.nested("clients", read_section),
+        waits: top.nested("wait", read_section),
         providers,
         models: Models::new(sources),
         budgets: budgets::read(top),

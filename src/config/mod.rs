@@ -14,6 +14,7 @@ use crate::config::cluster::Cluster;
 use crate::config::key_hash::KeyHash;
 use crate::config::models::lookup::Models;
 use crate::config::models::row::ModelRow;
+use crate::config::waits::Waits;
 use crate::domain::glob;
 use crate::domain::period_budget::PeriodBudget;
 use crate::domain::rate_limit;
@@ -47,6 +48,7 @@ pub mod proxies;
 pub mod secrets;
 mod telemetry;
 mod variables;
+pub mod waits;
 mod web_tools;
 
 /// The whole configuration, checked.
@@ -62,6 +64,7 @@ pub struct Config {
     pub webhooks: Webhooks,
     pub logins: Logins,
     pub clients: Clients,
+    pub waits: Waits,
     /// `[providers.<name>]` and the built-in providers. Keys and base URLs from the environment are filled in.
     pub providers: BTreeMap<String, Provider>,
     /// The shipped model table, changed by `[models] file`, `[providers.<name>.models]` and `[prices]`.

@@ -64,4 +64,5 @@ pub mod variant;
 pub mod waiting_for;
 pub mod warning;
 pub mod webhook;
+pub mod world_event;
 pub mod yaml;

@@ -8,6 +8,7 @@ use crate::domain::run::{RunId, Status};
 use crate::store::StoreError;
 use crate::store::encoding::integers::signed;
 use crate::store::engine::Engine;
+use crate::store::inputs::is_of_person;
 use crate::store::reader::{ReadMode, Reader};
 use crate::store::sql::row::{Row, StoreResult};
 use crate::store::sql::value::{free_text, params};
@@ -136,10 +137,18 @@ fn branch(status: Status, query: &ChangedQuery) -> String {
     }
     match query.waits_for_input {
         Some(true) if status == Status::Waiting => {
-            sql += " AND EXISTS (SELECT 1 FROM inputs a WHERE a.root = r.id)";
+            sql += concat!(
+                " AND EXISTS (SELECT 1 FROM inputs a WHERE a.root = r.id AND ",
+                is_of_person!(),
+                ")"
+            );
         }
         Some(false) if status == Status::Waiting => {
-            sql += " AND NOT EXISTS (SELECT 1 FROM inputs a WHERE a.root = r.id)";
+            sql += concat!(
+                " AND NOT EXISTS (SELECT 1 FROM inputs a WHERE a.root = r.id AND ",
+                is_of_person!(),
+                ")"
+            );
         }
         _ => {}
     }

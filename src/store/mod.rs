@@ -67,6 +67,7 @@ pub mod turn_record;
 pub mod turns;
 pub mod usage;
 pub mod usage_queries;
+pub mod world_events;
 pub mod write_queue;
 
 /// A new run.

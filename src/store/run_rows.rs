@@ -162,10 +162,15 @@ const PENDING_INPUTS: &str = "CASE WHEN r.finished_at IS NULL THEN (SELECT \
      {json_group_array(json_array(lower(hex(c.run)), c.agent, CAST(c.request AS text)))\
      |json_agg(json_build_array(c.run, c.agent, c.request))::text} \
      FROM (SELECT a.run, p.agent, a.request FROM inputs a {CROSS |}JOIN runs p ON p.id = a.run \
-     WHERE a.root = r.root AND p.status IN ('running', 'waiting') \
+     WHERE a.root = r.root AND a.kind IN ('approval', 'question') AND p.status IN ('running', 'waiting') \
      AND (r.parent IS NULL OR r.id IN (WITH RECURSIVE up (id, parent) AS (SELECT p.id, p.parent \
      UNION ALL SELECT q.id, q.parent FROM up JOIN runs q ON q.id = up.parent) SELECT id FROM up)) \
      ORDER BY a.run, a.seq LIMIT 100) c) END AS pending_inputs";
+
+/// The wait for a time or an event of a waiting run, of a root that of one of its tree, as JSON.
+const WORLD_WAIT: &str = "CASE WHEN r.status = 'waiting' THEN (SELECT {CAST(a.request AS text)|a.request} FROM inputs a \
+     WHERE a.root = r.root AND (r.parent IS NULL OR a.run = r.id) AND a.kind IN ('sleep', 'event') \
+     ORDER BY a.run, a.seq LIMIT 1) END AS world_wait";
 
 /// Leaves out trees that are being deleted, in `runs AS r`.
 const NOT_DELETED: &str = "NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = r.root)";
@@ -177,7 +182,10 @@ pub fn select(rest: &str) -> Texts {
 
 /// Selects runs for [`run_with_inputs`].
 pub fn select_with_inputs(rest: &str) -> Texts {
-    select_columns(&format!("{RUN_COLUMNS}, {PENDING_INPUTS}"), rest)
+    select_columns(
+        &format!("{RUN_COLUMNS}, {PENDING_INPUTS}, {WORLD_WAIT}"),
+        rest,
+    )
 }
 
 /// Selects runs for [`summary`].
@@ -230,6 +238,7 @@ pub fn run_with_inputs(row: &Row<'_>) -> StoreResult<Run> {
         })
     });
     found.pending_inputs = readable.collect();
+    found.world_wait = row.json("world_wait").unwrap_or_default();
     Ok(found)
 }
 
@@ -289,6 +298,7 @@ fn run_with_task(row: &Row<'_>, task: Option<String>) -> StoreResult<Run> {
         waiting_for: row.json(C::WaitingFor as usize)?,
         waiting_since: row.get(C::WaitingSince as usize)?,
         pending_inputs: Vec::new(),
+        world_wait: None,
         suspended: None,
         is_cut: false,
         warnings: row.json(C::Warnings as usize)?.unwrap_or_default(),

@@ -23,6 +23,7 @@ use crate::store::scores::ScoreRecords;
 use crate::store::sessions::SessionIndex;
 use crate::store::turns::TurnRecords;
 use crate::store::usage::UsageLog;
+use crate::store::world_events::WorldEvents;
 
 /// A write spans several parts, so one engine implements all of them. Callers that need one part take that part.
 pub trait RunStore:
@@ -44,6 +45,7 @@ pub trait RunStore:
     + PushConfigs
     + MemoryRecords
     + LinkSecrets
+    + WorldEvents
 {
     /// Fails if the store cannot be written or read now.
     fn check(&self) -> BoxFuture<'_, Result<(), StoreError>>;

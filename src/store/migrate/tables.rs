@@ -56,7 +56,9 @@ tables! {
     deletions { Id: root; }
     attachments { Bytes: hash data; }
     attachment_uses { Id: run; Bytes: hash; }
-    inputs { Id: run root; Int: seq; Text: owner kind request; FreeText: call; }
+    inputs { Id: run root received; Int: seq; Text: owner kind request; FreeText: call wake; }
+    world_events { Id: id; Int: at woken; Text: owner; FreeText: wake client_id data; }
+    event_receipts { Id: event run; }
     deliveries {
         Id: id run; Text: event host secret_env status owner; FreeText: url body push;
         Int: created_at since tries next_at; List: attempts;

@@ -172,10 +172,29 @@ CREATE TABLE inputs (
   call bytea NOT NULL,
   kind text NOT NULL,
   request text NOT NULL,
+  wake bytea,
+  received uuid,
   PRIMARY KEY (run, seq)
 );
 CREATE INDEX inputs_root ON inputs (root, run, seq);
 CREATE INDEX inputs_owner ON inputs (owner, run, seq) WHERE owner IS NOT NULL;
+CREATE INDEX inputs_wake ON inputs (wake) WHERE wake IS NOT NULL;
+CREATE INDEX inputs_received ON inputs (received) WHERE received IS NOT NULL;
+CREATE TABLE world_events (
+  id uuid PRIMARY KEY,
+  owner text COLLATE "C" NOT NULL,
+  wake bytea NOT NULL,
+  client_id bytea,
+  data bytea NOT NULL,
+  at bigint NOT NULL,
+  woken bigint NOT NULL
+);
+CREATE INDEX world_events_owner ON world_events (owner, at);
+CREATE INDEX world_events_wake ON world_events (wake, at);
+CREATE UNIQUE INDEX world_events_client_id ON world_events (owner, client_id) WHERE client_id IS NOT NULL;
+CREATE TABLE event_receipts (event uuid NOT NULL, run uuid NOT NULL, PRIMARY KEY (event, run));
+CREATE TABLE event_locks (id bigint PRIMARY KEY);
+INSERT INTO event_locks SELECT generate_series(0, 63);
 CREATE TABLE deliveries (
   id uuid PRIMARY KEY,
   run uuid NOT NULL,

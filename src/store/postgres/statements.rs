@@ -127,8 +127,8 @@ statements! {
     ExplainWrite: "SELECT t.node, t.epoch, r.finished_at, r.status FROM runs root LEFT JOIN trees t ON t.root = root.id \
          LEFT JOIN runs r ON r.id = :run WHERE root.id = :root",
     /// `back` is the number of events after the one that requests the approval, in the same write.
-    InsertInput: "INSERT INTO inputs (run, seq, root, owner, call, kind, request) \
-         SELECT r.id, t.last_event - :back, r.root, r.owner, :call, :kind, :request \
+    InsertInput: "INSERT INTO inputs (run, seq, root, owner, call, kind, request, wake) \
+         SELECT r.id, t.last_event - :back, r.root, r.owner, :call, :kind, :request, :wake \
          FROM runs r JOIN trees t ON t.root = r.root WHERE r.id = :run",
     DeleteInput: "DELETE FROM inputs WHERE run = :run AND call = :call",
     DeleteSessions: "DELETE FROM sessions s USING runs r WHERE r.id = ANY(:runs) AND s.owner = coalesce(r.owner, '') \

@@ -150,11 +150,12 @@ fn input<'a>(write: &'a EncodedWrite, change: &'a InputChange) -> Query<'a> {
             call,
             kind,
             request,
+            wake,
         } => {
             let later = write.event_count().saturating_sub(*index as u64 + 1);
             let values = values! {
                 ":run": write.run, ":back": signed(later), ":call": free_text(call),
-                ":kind": kind.as_str(), ":request": request,
+                ":kind": kind.as_str(), ":request": request, ":wake": wake.as_deref().map(free_text),
             };
             Query::new(Sql::InsertInput, values.into())
         }

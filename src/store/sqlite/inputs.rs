@@ -24,12 +24,14 @@ pub fn apply(
                 call,
                 kind,
                 request,
+                wake,
             } => sql.insert_input.execute(named_params! {
                 ":run": run,
                 ":seq": integers::signed(first_seq + *index as u64),
                 ":call": call,
                 ":kind": kind.as_str(),
                 ":request": request,
+                ":wake": wake,
             })?,
             InputChange::Decided { call } => sql
                 .delete_input

@@ -171,7 +171,7 @@ CREATE TABLE push_configs (
   PRIMARY KEY (run, id)
 ) WITHOUT ROWID;
 
--- What people are asked for, with the number of the event that requests it. A row is removed with the answer, or with
+-- What runs wait for: people, times and events; with the number of the event that requests it. A row is removed with the answer, or with
 -- the end of its run.
 CREATE TABLE inputs (
   run BLOB NOT NULL,
@@ -181,10 +181,30 @@ CREATE TABLE inputs (
   call TEXT NOT NULL,
   kind TEXT NOT NULL,
   request TEXT NOT NULL,
+  wake TEXT,
+  received BLOB,
   PRIMARY KEY (run, seq)
 ) WITHOUT ROWID;
 CREATE INDEX inputs_root ON inputs (root);
 CREATE INDEX inputs_owner ON inputs (owner) WHERE owner IS NOT NULL;
+CREATE INDEX inputs_wake ON inputs (wake) WHERE wake IS NOT NULL;
+CREATE INDEX inputs_received ON inputs (received) WHERE received IS NOT NULL;
+
+-- Events of the world outside, which runs of the same owner wait for ('' without keys), and which runs have received them. `woken`
+-- counts those that did when it came. An event with an id of its client stays longer, so that it counts once.
+CREATE TABLE world_events (
+  id BLOB NOT NULL PRIMARY KEY,
+  owner TEXT NOT NULL,
+  wake TEXT NOT NULL,
+  client_id TEXT,
+  data TEXT NOT NULL,
+  at INTEGER NOT NULL,
+  woken INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX world_events_owner ON world_events (owner, at);
+CREATE INDEX world_events_wake ON world_events (wake, at);
+CREATE UNIQUE INDEX world_events_client_id ON world_events (owner, client_id) WHERE client_id IS NOT NULL;
+CREATE TABLE event_receipts (event BLOB NOT NULL, run BLOB NOT NULL, PRIMARY KEY (event, run)) WITHOUT ROWID;
 
 -- The bytes of pictures and files, once for each digest, and which runs refer to them: the bytes are deleted with the last of
 -- these. The table has an integer key, because SQLite stores large values well in such tables.

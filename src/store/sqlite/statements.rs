@@ -81,8 +81,8 @@ statements! {
         session_runs: "SELECT id FROM runs INDEXED BY runs_session_names WHERE session IS NOT NULL AND owner IS :owner \
              AND session = :session ORDER BY id LIMIT :limit",
         forget_session: "UPDATE runs SET session = NULL WHERE id = :id",
-        insert_input: "INSERT INTO inputs (run, seq, root, owner, call, kind, request) \
-             SELECT id, :seq, root, owner, :call, :kind, :request FROM runs WHERE id = :run",
+        insert_input: "INSERT INTO inputs (run, seq, root, owner, call, kind, request, wake) \
+             SELECT id, :seq, root, owner, :call, :kind, :request, :wake FROM runs WHERE id = :run",
         delete_input: "DELETE FROM inputs WHERE run = :run AND call = :call",
         delete_inputs: "DELETE FROM inputs WHERE run = :run",
         delete_scores: "DELETE FROM scores WHERE run = :run",

@@ -46,6 +46,7 @@ use axed::store::sessions::{SessionIndex, SessionListQuery, SessionPage};
 use axed::store::turn_record::{TurnEntry, TurnRecord};
 use axed::store::turns::{RecordedTurn, TurnRecords};
 use axed::store::usage::{BudgetPeriod, BudgetUsage, UsageLog, UsageQuery, UsageReport};
+use axed::store::world_events::{EndedWait, EventWait, NewWorldEvent, Published, WorldEvents};
 use axed::store::{Change, ClaimedRun, IdempotencyKey, StoreError, Write};
 use futures_util::future::{BoxFuture, pending};
 use jiff::Timestamp;
@@ -491,6 +492,24 @@ impl EvalRecords for CrashingStore {
 impl LinkSecrets for CrashingStore {
     fn link_secret(&self) -> BoxFuture<'_, Result<LinkSecret, StoreError>> {
         self.inner.link_secret()
+    }
+}
+
+impl WorldEvents for CrashingStore {
+    fn publish_event(&self, a: NewWorldEvent) -> BoxFuture<'_, Result<Published, StoreError>> {
+        self.inner.publish_event(a)
+    }
+
+    fn receive_earlier(
+        &self,
+        a: EventWait,
+        b: Timestamp,
+    ) -> BoxFuture<'_, Result<bool, StoreError>> {
+        self.inner.receive_earlier(a, b)
+    }
+
+    fn ended_waits(&self) -> BoxFuture<'_, Result<Vec<EndedWait>, StoreError>> {
+        self.inner.ended_waits()
     }
 }
 
