@@ -371,6 +371,7 @@ fn settings(config: &Config, cluster: Cluster) -> Settings {
         models: config.models.clone(),
         requests: config.data.requests.clone(),
         client_tool_wait: config.clients.tool_wait,
+        world_events: config.waits,
     }
 }
 

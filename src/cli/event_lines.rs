@@ -224,6 +224,15 @@ impl EventLines {
                     format!("{}{}", outcome.as_str(), text.unwrap_or_default()),
                 )
             }
+            EventKind::WaitStarted { .. } => {
+                let text = event.kind.waits().unwrap_or_default();
+                (None, format!("waits {}", sanitize_line(&text)))
+            }
+            EventKind::WaitEnded { data, .. } => {
+                let data = data.as_deref().map(RawValue::get);
+                let data = data.map(|it| format!(": {}", shorten(&sanitize_line(it), MAX_RESULT)));
+                (None, format!("goes on{}", data.unwrap_or_default()))
+            }
             EventKind::MessageAdded { content, by, .. } => {
                 let content = shorten(&sanitize_line(content), MAX_RESULT);
                 let from = by_whom(by.as_deref(), "from");

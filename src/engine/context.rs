@@ -102,6 +102,8 @@ pub struct Engine {
     pub cluster_permits: ClusterPermits,
     /// Wakes what claims trees.
     pub free_trees: Notify,
+    /// Notified when an event has perhaps ended a wait.
+    pub waits_ended: Notify,
     pub pending_inputs: PendingInputs,
     pub client_calls: ClientCalls,
     /// Runs that are deleted after their end.

@@ -138,6 +138,7 @@ impl Runner {
             live_roots: AtomicUsize::new(0),
             cluster_permits: shared_permits,
             free_trees: Notify::new(),
+            waits_ended: Notify::new(),
             pending_inputs: PendingInputs::default(),
             client_calls: ClientCalls::default(),
             temporary_runs: Arc::default(),
@@ -657,6 +658,7 @@ impl Runner {
             tracing::info!("Resuming {runs} that an earlier process left unfinished");
         }
         root_run::resume_all(engine, recovered, HashMap::new());
+        node_tasks::start(engine);
         Ok(count)
     }
 

@@ -11,7 +11,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::domain::agent::response_format::ResponseFormat;
-use crate::domain::run::{Run, RunId};
+use crate::domain::run::{Run, RunId, now};
+use crate::domain::world_event::{WorldEvent, wake_key};
 use crate::engine::admission::delete_session::{self, DeleteSessionError};
 use crate::engine::approval::decision::{self, DecideError};
 use crate::engine::blocking::run_blocking;
@@ -38,6 +39,7 @@ use crate::ssrf::SsrfGuard;
 use crate::standing_task;
 use crate::store::StoreError;
 use crate::store::scores::ScoreChange;
+use crate::store::world_events::{NewWorldEvent, Published};
 use crate::workdirs::handle::WorkdirHandle;
 
 /// The time between two looks at what is recorded of rollouts.
@@ -212,6 +214,31 @@ impl Runner {
     }
 
     /// Pauses a run with all below it, or resumes it. Returns its record and whether that changed anything.
+    /// Records an event of the world outside, and lets the runs of the owner go on that wait for it.
+    pub async fn publish_event(&self, event: WorldEvent) -> Result<Published, StoreError> {
+        let WorldEvent {
+            owner,
+            name,
+            key,
+            client_id,
+            data,
+        } = event;
+        let kept = self.engine.settings.world_events;
+        let event = NewWorldEvent {
+            id: RunId::new().0,
+            owner: owner.unwrap_or_default(),
+            wake: wake_key(&name, &key),
+            client_id,
+            data,
+            at: now(),
+            lookback: kept.lookback,
+            max_kept: kept.max_events,
+        };
+        let published = self.engine.journal.store().publish_event(event).await;
+        self.engine.waits_ended.notify_one();
+        published
+    }
+
     pub async fn set_held(
         &self,
         id: RunId,

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::config::models::lookup::Models;
+use crate::config::waits::Waits;
 use crate::config::{AttachmentLimits, RequestRecording, Runs};
 use crate::fair::Limits;
 use crate::ssrf::SsrfGuard;
@@ -38,6 +39,8 @@ pub struct Settings {
     pub requests: RequestRecording,
     /// How long a run waits for the results of its client's tools.
     pub client_tool_wait: Duration,
+    /// The events that runs wait for.
+    pub world_events: Waits,
 }
 
 impl Settings {

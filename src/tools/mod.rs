@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde_json::value::RawValue;
 
 use crate::domain::agent::AdHocSettings;
 use crate::domain::attachment::Attachment;
-use crate::domain::input::Question;
+use crate::domain::input::{Question, WaitedEvent};
 use crate::domain::json_schema::Schema;
 use crate::domain::message::{ToolCall, ToolSpec, empty_arguments};
 use crate::domain::run::Scope;
@@ -28,6 +29,7 @@ pub mod registry;
 pub mod shell;
 pub mod subagent;
 pub mod toolbox;
+pub mod wait;
 pub mod web;
 
 /// Something that a model can call.
@@ -109,7 +111,7 @@ pub enum Effect {
     Mutating,
     /// It starts a child run, which is found again after a restart.
     Delegating,
-    /// It asks a person, whose answer is found again after a restart.
+    /// It waits for a person, a time or an event; what it waited for is found again after a restart.
     Asking,
 }
 
@@ -159,6 +161,12 @@ pub trait Delegate: Send + Sync {
     fn run_ad_hoc<'a>(&'a self, request: AdHocRequest<'a>)
     -> BoxFuture<'a, Result<String, String>>;
 
+    /// Waits for an event, whose data it returns, or for the end of the time. The error says why the wait has ended early.
+    fn wait(&self, request: WaitRequest) -> BoxFuture<'_, Result<Option<Arc<RawValue>>, String>>;
+
+    /// When this call began to wait, if an earlier process did so.
+    fn wait_began(&self, call: &str) -> Option<Timestamp>;
+
     /// Asks a person, and waits for the answer. The error says why there will be none.
     fn ask(&self, request: AskRequest) -> BoxFuture<'_, Result<AnswerToQuestion, String>>;
 
@@ -178,6 +186,16 @@ pub struct ChildRequest<'a> {
     pub task: &'a str,
     /// Additional context from the caller; `None` if blank.
     pub context: Option<&'a str>,
+}
+
+/// A wait for a time or an event.
+#[derive(Clone, Debug)]
+pub struct WaitRequest {
+    /// The id of the call.
+    pub call: String,
+    /// `None` for a time.
+    pub event: Option<WaitedEvent>,
+    pub limit: Duration,
 }
 
 /// A question to a person.

@@ -19,7 +19,9 @@ use crate::tools::deferred;
 use crate::tools::mcp::{McpToolset, UnavailableServer};
 use crate::tools::registry::ToolRegistry;
 use crate::tools::subagent::{self, Subagent};
-use crate::tools::{CallContext, Delegate, Effect, Tool, ToolOutput, ask_person, recall, shell};
+use crate::tools::{
+    CallContext, Delegate, Effect, Tool, ToolOutput, ask_person, recall, shell, wait,
+};
 use crate::validation;
 use crate::workdirs::workdir::Workdir;
 
@@ -75,6 +77,10 @@ impl Toolbox {
         }
         if agent.ask.is_some() {
             tools.insert(ASK_PERSON.to_owned(), ask_person::tool());
+        }
+        if let Some(waits) = &agent.wait {
+            let waiting = wait::tools(waits.max).into_iter();
+            tools.extend(waiting.map(|(name, tool)| (name.to_owned(), tool)));
         }
         let names = &agent.sub_agents;
         if !names.is_empty() {

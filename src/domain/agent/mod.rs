@@ -139,6 +139,9 @@ properties = { ticket = { type = "object", properties = { id = { type = "integer
         /// Whether the agent may ask people; absent if it may not.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub ask: Option<AskSettings>, NestedIf(|ask: &AskSettings| ask.enabled);
+        /// Whether the agent may sleep, and wait for events; absent if it may not.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub wait: Option<WaitSettings>, NestedIf(|wait: &WaitSettings| wait.enabled);
         /// Seconds that each question to a person waits; then `ask_default` is the answer. 0 means no limit.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub ask_timeout: Option<Duration>, Seconds(0);
@@ -230,7 +233,14 @@ kind = "github"                 # whose signatures: standard, github or stripe
 secret_env = "GITHUB_SECRET"    # the environment variable with the secret
 input_template = "Triage issue {body.issue.number}: {body.issue.title}"     # unset means the whole body
 labels = { source = "github" }
-key = "ada"                     # whose runs they are; unset means that only admins see them"#;
+key = "ada"                     # whose runs they are; unset means that only admins see them
+
+# Wakes runs of the key that wait for this event, instead of starting one.
+[[triggers]]
+name = "payments"
+kind = "stripe"
+secret_env = "STRIPE_SECRET"
+wake = { event = "{body.type}", key = "{body.data.object.id}" }"#;
         /// What scores the agent's root runs after their end: an agent (judge), assertions or a service (http).
         #[serde(skip)]
         pub scorers: Vec<Scorer>, ReadElsewhere, example = r#"[[scorers]]
@@ -357,6 +367,18 @@ section! {
     pub struct AskSettings in "AgentAsk" {
         /// Whether the agent has the tool `ask_person`.
         pub enabled: bool, Flag;
+    }
+}
+
+section! {
+    /// `[wait]`: how the agent waits for times and events.
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct WaitSettings in "AgentWait" {
+        /// Whether the agent has the tools `sleep` and `wait_for`.
+        pub enabled: bool, Flag;
+        /// The longest wait of one call, in seconds.
+        pub max: Duration = Duration::from_secs(30 * 24 * 3600), Seconds(1);
     }
 }
 

@@ -4,3 +4,4 @@ pub mod decision;
 pub mod pause;
 pub mod person_wait;
 pub mod question;
+pub mod world_wait;

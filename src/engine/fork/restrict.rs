@@ -34,6 +34,14 @@ pub fn restrict(recorded: &Agent, current: &Agent) -> Agent {
     agent.approve.extend(added.cloned());
     tighten_limit(&mut agent.approve_timeout, current.approve_timeout);
     agent.ask = agent.ask.take().filter(|_| current.ask.is_some());
+    agent.wait = agent
+        .wait
+        .take()
+        .zip(current.wait.as_ref())
+        .map(|(mut wait, current)| {
+            wait.max = wait.max.min(current.max);
+            wait
+        });
     agent.limits.max_turns = agent.limits.max_turns.min(current.limits.max_turns);
     tighten_limit(&mut agent.timeout, current.timeout);
     tighten_budget(&mut agent.budget, &current.budget);

@@ -1,4 +1,4 @@
-//! What a node does beside its runs: resumes suspended trees, and serves the other nodes that may share its database.
+//! What a node does beside its runs: ends waits, resumes suspended trees, and serves the other nodes that may share its database.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +12,7 @@ use crate::engine::context::Engine;
 use crate::standing_task;
 
 pub mod claims;
+pub mod ended_waits;
 pub mod message_loop;
 pub mod other_agents;
 pub mod resume_suspended;
@@ -25,6 +26,10 @@ type Owner<'e> = (&'e TaskTracker, &'e CancellationToken);
 
 pub fn start(engine: &Arc<Engine>) {
     let drained = (&engine.tasks, &engine.draining);
+    spawn(engine, drained, "Ending waits", ended_waits::run);
+    if engine.journal.store().cluster().is_none() {
+        return;
+    }
     spawn(engine, drained, "Taking over runs", claims::run);
     spawn(engine, drained, "Giving permits to runs", permits::run);
     spawn(engine, drained, "Reading used budgets", add_others_charges);

@@ -195,7 +195,8 @@ impl RunTimeline {
             EventKind::ApprovalRequested {
                 tool_call_id, tool, ..
             } => self.start_call(tool_call_id, tool, SpanKind::Waiting, now),
-            EventKind::InputRequested { tool_call_id, .. } => {
+            EventKind::InputRequested { tool_call_id, .. }
+            | EventKind::WaitStarted { tool_call_id, .. } => {
                 if let Some(row) = self.call(&tool_call_id) {
                     close(&mut row.spans, now);
                     row.spans.push(open(SpanKind::Waiting, now));

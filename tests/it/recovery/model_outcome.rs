@@ -170,6 +170,7 @@ pub fn settings(place: &Path) -> Settings {
         loop_stop: 3,
         max_context_file_bytes: 0,
         client_tool_wait: std::time::Duration::from_secs(60),
+        world_events: axed::config::waits::Waits::default(),
         max_conversation_bytes: 1 << 20,
         history_limits: HistoryLimits {
             messages: 0,

@@ -5,13 +5,15 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::future::BoxFuture;
+use jiff::Timestamp;
+use serde_json::value::RawValue;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 use crate::domain::event::EventKind;
 use crate::domain::message::shorten;
 use crate::domain::run::{Run, RunId};
 use crate::engine::admission::run_permits::RunPermits;
-use crate::engine::approval::{pause, question};
+use crate::engine::approval::{pause, question, world_wait};
 use crate::engine::cluster::connection;
 use crate::engine::context::RunContext;
 use crate::engine::history::run_log::{self, RecordedCalls};
@@ -28,7 +30,9 @@ use crate::engine::state::failures;
 use crate::engine::state::pause::PauseReason;
 use crate::engine::state::prompt::RunInput;
 use crate::store::{Change, StoreError};
-use crate::tools::{AdHocRequest, AnswerToQuestion, AskRequest, ChildRequest, Delegate};
+use crate::tools::{
+    AdHocRequest, AnswerToQuestion, AskRequest, ChildRequest, Delegate, WaitRequest,
+};
 
 /// The loop, as a function that drives a child.
 pub type DriveFn =
@@ -134,6 +138,19 @@ impl Delegate for RunDelegate {
             self.record_returned(call, &run, &outcome).await?;
             outcome
         })
+    }
+
+    fn wait(&self, request: WaitRequest) -> BoxFuture<'_, Result<Option<Arc<RawValue>>, String>> {
+        Box::pin(async move {
+            let waited = world_wait::wait(&self.context, &self.recorded_calls, self.turn, request);
+            let end = waited.await;
+            end.map_err(|error| self.handle_store_error(error))?
+        })
+    }
+
+    fn wait_began(&self, call: &str) -> Option<Timestamp> {
+        let requested = self.recorded_calls.inputs_requested.get(call);
+        requested.map(|requested| requested.time)
     }
 
     fn ask(&self, request: AskRequest) -> BoxFuture<'_, Result<AnswerToQuestion, String>> {

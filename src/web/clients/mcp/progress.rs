@@ -42,6 +42,10 @@ fn describe(event: &Event) -> Option<String> {
         EventKind::InputRequested { question, .. } => {
             format!("waits for an answer: {}", short(question))
         }
+        kind @ EventKind::WaitStarted { .. } => {
+            format!("waits {}", short(&kind.waits().unwrap_or_default()))
+        }
+        EventKind::WaitEnded { .. } => "goes on".to_owned(),
         EventKind::InputAnswered { outcome, .. } => outcome.as_str().to_owned(),
         EventKind::RetryScheduled { reason, .. } => {
             format!("repeats a request to its model: {}", short(reason))

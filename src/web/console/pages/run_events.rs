@@ -6,6 +6,7 @@ use serde_json::value::RawValue;
 
 use crate::domain::counted::counted;
 use crate::domain::event::{Event, EventKind, EventName, STORED_EVENT_NAMES};
+use crate::domain::message::shorten;
 use crate::domain::run::Run;
 use crate::store::events::{self, EventQuery};
 use crate::web::console::format;
@@ -202,6 +203,11 @@ fn summary(kind: &EventKind) -> String {
             let of = loss.scorer.as_deref().unwrap_or("runs that do not fail");
             format!("{of}: {:+.3}", loss.difference)
         }
+        EventKind::WaitStarted { .. } => kind.waits().unwrap_or_default(),
+        EventKind::WaitEnded { data, .. } => match data {
+            Some(data) => shorten(data.get(), 200),
+            None => "the time has come".to_owned(),
+        },
         EventKind::EvalRegressed { eval, scorers, .. } => {
             let names: Vec<&str> = scorers.keys().map(String::as_str).collect();
             format!("{eval}: {}", names.join(", "))
