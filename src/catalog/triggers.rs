@@ -2,7 +2,7 @@
 
 use crate::catalog::schedules::{check_list, read_labels, read_name, read_text};
 use crate::domain::text_template::TextTemplate;
-use crate::domain::trigger::{MAX_TRIGGERS, Trigger, TriggerKind};
+use crate::domain::trigger::{MAX_TRIGGERS, Trigger, TriggerKind, WakeTemplate};
 use crate::settings::kinds::check_variable_name;
 use crate::settings::table_reader::TableReader;
 
@@ -40,9 +40,27 @@ fn parse_trigger(t: &mut TableReader<'_>) -> Option<Trigger> {
     }
     let has_template = t.peek("input_template").is_some();
     let template = t.parsed_text("input_template", parse_template);
+    let wake_node = t.peek("wake");
+    let wake = t.nested("wake", |wake| {
+        for key in ["event", "key"] {
+            if wake_node.is_some() && wake.peek(key).is_none() {
+                wake.push_missing(key, "is required");
+            }
+        }
+        let event = wake.parsed_text("event", parse_template);
+        let key = wake.parsed_text("key", parse_template);
+        Some(WakeTemplate {
+            event: event?,
+            key: key?,
+        })
+    });
+    if let (Some(node), true) = (&wake_node, has_template || t.peek("labels").is_some()) {
+        let why = "cannot stand beside input_template or labels, which are for runs";
+        t.push_invalid(node, "wake", why);
+    }
     let labels = read_labels(t);
     let key = read_text(t, "key");
-    if has_template && template.is_none() {
+    if (has_template && template.is_none()) || (wake_node.is_some() && wake.is_none()) {
         return None;
     }
     Some(Trigger {
@@ -50,6 +68,7 @@ fn parse_trigger(t: &mut TableReader<'_>) -> Option<Trigger> {
         kind: kind?,
         secret_env: secret_env?,
         input_template: template,
+        wake,
         labels,
         key,
     })

@@ -23,10 +23,23 @@ pub struct Trigger {
     /// The input of the runs, with `{body.path}` for values of the request's body; null means the whole body.
     #[schemars(with = "Option<String>")]
     pub input_template: Option<TextTemplate>,
+    /// The event that wakes waiting runs, instead of starting one; null if it starts one.
+    pub wake: Option<WakeTemplate>,
     /// The labels of the runs.
     pub labels: BTreeMap<String, String>,
     /// The name of the key that owns the runs; null means that only admins see them.
     pub key: Option<String>,
+}
+
+/// The event of a trigger, with `{body.path}` for values of the request's body.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct WakeTemplate {
+    /// The name of the event.
+    #[schemars(with = "String")]
+    pub event: TextTemplate,
+    /// Its key.
+    #[schemars(with = "String")]
+    pub key: TextTemplate,
 }
 
 /// How a sender signs.

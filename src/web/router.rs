@@ -29,7 +29,7 @@ use crate::web::route::{Route, get};
 use crate::web::routes::{
     agents, approvals, batches, create_run, deliveries, diffs, evals, events, feedback, forks,
     health, inputs, messages, metrics, pause, recordings, rollouts, runs, schedules, scores,
-    sessions, tickets, triggers, turns, usage,
+    sessions, tickets, triggers, turns, usage, world_events,
 };
 use crate::web::server::middleware::{self, MiddlewareConfig};
 use crate::web::server::origin_guard::OriginGuard;
@@ -55,6 +55,7 @@ fn route_table(metrics: bool, clients: Clients) -> Vec<Route> {
         scores::routes(),
         feedback::routes(),
         usage::routes(),
+        world_events::routes(),
         health::routes(),
         vec![openapi_route()],
         turns::routes(),

@@ -25,3 +25,4 @@ pub mod tickets;
 pub mod triggers;
 pub mod turns;
 pub mod usage;
+pub mod world_events;

@@ -12,6 +12,7 @@ use jiff::{SignedDuration, Timestamp};
 use schemars::JsonSchema;
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use tracing::warn;
 use url::form_urlencoded;
@@ -19,7 +20,9 @@ use url::form_urlencoded;
 use crate::config::secrets::process_secret;
 use crate::domain::content::Content;
 use crate::domain::run::{RunId, now};
+use crate::domain::text_template::TextTemplate;
 use crate::domain::trigger::{Trigger, TriggerKind};
+use crate::domain::world_event::WorldEvent;
 use crate::engine::request::{RunRequest, StartError};
 use crate::store::{IdempotencyClaim, IdempotencyKey, StoreError};
 use crate::web::body::large_body::body_too_large;
@@ -36,11 +39,14 @@ use crate::web::problem_code::ProblemCode::{
 };
 use crate::web::response::json::json_response;
 use crate::web::route::{Route, post};
+use crate::web::routes::world_events;
 use crate::web::state::AppState;
 use crate::webhooks::inbound::SignedHeaders;
 
 /// How long an event is known by its id, unless its run is deleted before. Senders repeat an event for some days.
 const RETENTION: SignedDuration = SignedDuration::from_hours(30 * 24);
+/// Enough for the name of an event, or its key.
+const MAX_TEMPLATE_BYTES: usize = 1_000;
 const FORM: &str = "application/x-www-form-urlencoded";
 const RUN_ID: HeaderName = HeaderName::from_static("x-run-id");
 
@@ -152,6 +158,33 @@ async fn receive(
         let detail = "the event has no id";
         Problem::new(ProblemCode::InvalidBody, detail).with_status(StatusCode::BAD_REQUEST)
     })?;
+    if let Some(wake) = &trigger.wake {
+        let (payload, values) = (
+            payload.into_owned(),
+            Map::from_iter([("body".to_owned(), value)]),
+        );
+        let values = Value::Object(values);
+        let render = |template: &TextTemplate| {
+            template
+                .render(&values, MAX_TEMPLATE_BYTES)
+                .unwrap_or_default()
+        };
+        let data = String::from_utf8_lossy(&payload).into_owned();
+        let event = WorldEvent {
+            owner,
+            name: render(&wake.event),
+            key: render(&wake.key),
+            client_id: Some(format!("trigger {agent}/{name} {event}")),
+            data: RawValue::from_string(data)
+                .map_err(|error| Problem::internal(error.to_string()))?
+                .into(),
+        };
+        world_events::accept(&state, event).await?;
+        return Ok(json_response(
+            StatusCode::ACCEPTED,
+            &TriggeredRun { run: None },
+        ));
+    }
     let max_bytes = state.settings.max_body;
     let input = match &trigger.input_template {
         Some(template) => {
