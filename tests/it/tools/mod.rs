@@ -1,4 +1,4 @@
-//! Built-in tools, MCP servers, approvals, questions to people.
+//! Built-in tools, MCP servers, approvals, questions to people, waits.
 
 mod approval_arguments;
 mod approval_restarts;
@@ -22,5 +22,6 @@ mod openapi;
 mod pending_approvals;
 pub mod run_command;
 mod skills;
+mod wait;
 pub mod web;
 mod workdirs;
