@@ -206,6 +206,11 @@ class AsyncClient:
         request = protocol.answer_request(run_id, input_id, {"decline": reason}, idempotency_key)
         return cast(Run, await self._call(request))
 
+    async def publish(self, event: str, key: str, data: Any = None, *, id: str | None = None) -> int:
+        """Wakes the runs that wait for this event, and returns their number. With `id` it counts once."""
+        request = protocol.event_request(event, key, data, id)
+        return cast(int, (await self._call(request))["woken"])
+
     async def delete(self, run_id: str) -> None:
         """Deletes a root run that has ended, with its tree."""
         await self._run(protocol.delete(Request("DELETE", f"/runs/{segment(run_id)}"), self._retry_time))

@@ -192,6 +192,21 @@ class InputAnsweredEvent(_RecordedEvent):
     by: NotRequired[str]
 
 
+class WaitStartedEvent(_RecordedEvent):
+    type: Literal["wait.started"]
+    turn: int
+    tool_call_id: str
+    event: NotRequired[str]
+    key: NotRequired[str]
+    until: NotRequired[str]
+
+
+class WaitEndedEvent(_RecordedEvent):
+    type: Literal["wait.ended"]
+    tool_call_id: str
+    data: NotRequired[Any]
+
+
 class MessageAddedEvent(_RecordedEvent):
     type: Literal["message.added"]
     number: int
@@ -351,6 +366,8 @@ RunEvent = Union[
     ApprovalDecidedEvent,
     InputRequestedEvent,
     InputAnsweredEvent,
+    WaitStartedEvent,
+    WaitEndedEvent,
     MessageAddedEvent,
     RetryScheduledEvent,
     TurnDelayedEvent,

@@ -283,6 +283,11 @@ def answer_request(run_id: str, input_id: str, body: dict[str, Any], idempotency
     return Request("POST", path, body=body, headers=idempotency(idempotency_key))
 
 
+def event_request(event: str, key: str, data: Any, id: str | None) -> Request:
+    body = {"event": event, "key": key, "data": data}
+    return Request("POST", "/events", body=body if id is None else {**body, "id": id})
+
+
 def pending(until_approval: bool, until_input: bool) -> Sequence[Pending]:
     lists: tuple[tuple[bool, Pending], ...] = ((until_approval, "pending_approvals"), (until_input, "pending_inputs"))
     return [name for is_wanted, name in lists if is_wanted]

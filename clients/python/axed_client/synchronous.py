@@ -215,6 +215,11 @@ class Client:
         request = protocol.answer_request(run_id, input_id, {"decline": reason}, idempotency_key)
         return cast(Run, self._call(request))
 
+    def publish(self, event: str, key: str, data: Any = None, *, id: str | None = None) -> int:
+        """Wakes the runs that wait for this event, and returns their number. With `id` it counts once."""
+        request = protocol.event_request(event, key, data, id)
+        return cast(int, (self._call(request))["woken"])
+
     def delete(self, run_id: str) -> None:
         """Deletes a root run that has ended, with its tree."""
         self._run(protocol.delete(Request("DELETE", f"/runs/{segment(run_id)}"), self._retry_time))

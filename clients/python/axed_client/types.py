@@ -55,6 +55,8 @@ class Wait(TypedDict):
     reason: str
     since: str
     until: NotRequired[str]
+    event: NotRequired[str]
+    key: NotRequired[str]
 
 
 class Usage(TypedDict):

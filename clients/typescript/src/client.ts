@@ -258,6 +258,13 @@ export class Client {
     return this.answerInput(run, input, { decline: reason }, options);
   }
 
+  /** Wakes the runs that wait for this event, and returns their number. With `id` it counts once. */
+  async publish(event: string, key: string, data: unknown = null, options: CallOptions & { id?: string } = {}): Promise<number> {
+    const { id, ...rest } = options;
+    const body = id === undefined ? { event, key, data } : { event, key, data, id };
+    return (await this.json<{ woken: number }>({ method: "POST", path: "/events", body }, rest)).woken;
+  }
+
   /** Deletes a root run that has ended, with its tree. */
   async delete(run: string, options: CallOptions = {}): Promise<void> {
     let attempts = 0;

@@ -184,6 +184,21 @@ export interface InputAnsweredEvent extends RecordedEvent {
   by?: string;
 }
 
+export interface WaitStartedEvent extends RecordedEvent {
+  type: "wait.started";
+  turn: number;
+  tool_call_id: string;
+  event?: string;
+  key?: string;
+  until?: string;
+}
+
+export interface WaitEndedEvent extends RecordedEvent {
+  type: "wait.ended";
+  tool_call_id: string;
+  data?: unknown;
+}
+
 export interface MessageAddedEvent extends RecordedEvent {
   type: "message.added";
   number: number;
@@ -341,6 +356,8 @@ export type RunEvent =
   | ApprovalDecidedEvent
   | InputRequestedEvent
   | InputAnsweredEvent
+  | WaitStartedEvent
+  | WaitEndedEvent
   | MessageAddedEvent
   | RetryScheduledEvent
   | TurnDelayedEvent

@@ -38,6 +38,8 @@ export interface Wait {
   reason: string;
   since: string;
   until?: string;
+  event?: string;
+  key?: string;
 }
 
 export interface PendingApproval {
