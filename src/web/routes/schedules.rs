@@ -248,7 +248,7 @@ async fn trigger(
         Ok(Triggered::Eval(id)) => {
             let deadline = Instant::now() + wait;
             let eval = evals::wait_for_end(&state, id, deadline).await?;
-            return Ok(evals::accepted(&EvalView::new(eval, &links))?);
+            return evals::accepted(&EvalView::new(eval, &links));
         }
         Err(TriggerError::Start(error)) => Err(error),
         Err(TriggerError::Eval(refusal)) => {
