@@ -5,17 +5,21 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axed::config;
 use axed::domain::message::ToolCall;
 use axed::domain::run::{RunId, Scope};
 use axed::tools::registry::ToolRegistry;
-use axed::tools::{AdHocRequest, CallContext, ChildRequest, Delegate};
+use axed::tools::{
+    AdHocRequest, AnswerToQuestion, AskRequest, CallContext, ChildRequest, Delegate, WaitRequest,
+};
 use axed::workdirs::registry::Workdirs;
 use axed::workdirs::reserved::ReservedPaths;
 use futures_util::future::BoxFuture;
-use serde_json::value::to_raw_value;
+use jiff::Timestamp;
+use serde_json::value::{RawValue, to_raw_value};
 
 /// A term in no file, one in few files, and one without a literal.
 const PATTERNS: [&str; 3] = [
@@ -140,6 +144,18 @@ impl Delegate for NoDelegate {
 
     fn run_ad_hoc<'a>(&'a self, _: AdHocRequest<'a>) -> BoxFuture<'a, Result<String, String>> {
         Box::pin(async { Err("nobody".to_owned()) })
+    }
+
+    fn ask(&self, _: AskRequest) -> BoxFuture<'_, Result<AnswerToQuestion, String>> {
+        unreachable!("no tool here asks")
+    }
+
+    fn wait(&self, _: WaitRequest) -> BoxFuture<'_, Result<Option<Arc<RawValue>>, String>> {
+        unreachable!("no tool here waits")
+    }
+
+    fn wait_began(&self, _: &str) -> Option<Timestamp> {
+        None
     }
 
     fn recall<'a>(&'a self, _: &'a str, _: usize) -> BoxFuture<'a, Result<String, String>> {
