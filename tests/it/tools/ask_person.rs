@@ -291,7 +291,7 @@ async fn a_question_outlives_its_daemon_and_needs_no_permit() {
         let (id, question) = waiting(&app, agent).await;
         app.crash_and_restart().await;
         assert_eq!(app.find(&id).await.status(), "waiting");
-        assert_eq!(questions(&app, 1).await, [question.clone()]);
+        assert_eq!(questions(&app, 1).await, std::slice::from_ref(&question));
         // Another run gets the only permit meanwhile.
         app.provider.will("solo", [says("done")]);
         assert_eq!(
