@@ -324,7 +324,7 @@ async function approveWithAnEdit(page, base) {
 }
 
 /** A form by the schema, a suggestion that fills a text, and a question that is declined. */
-async function answerQuestions(page, base) {
+async function answerQuestions(page, base, faults) {
   const run = await api(base, "POST", "/agents/host/runs?wait=20", { input: "Book a trip" });
   await page.goto(`${base}/ui/approvals`);
   const card = page.locator("article.approval:not([data-decided])", { hasText: "host" });
@@ -356,6 +356,8 @@ async function answerQuestions(page, base) {
   const events = await api(base, "GET", `/runs/${run.id}/events`);
   const given = events.data.filter((event) => event.type === "input.answered").map((event) => event.answer ?? null);
   assert.deepEqual(given, [{ city: "Oslo", nights: 2, breakfast: true }, "the night train", null]);
+  // The answer that was refused.
+  assert.match(faults.splice(0).join("\n"), /^[^\n]*status of 422[^\n]*$/);
 }
 
 /** The second click falls on the same spot, where the next card must not be. */
@@ -736,7 +738,7 @@ try {
   await story("a run is started in the form, and its text streams", () => startInTheForm(page, base));
   await story("a run is cancelled", () => cancel(page));
   await story("a call is approved with an edit", () => approveWithAnEdit(page, base));
-  await story("questions are answered with their forms", () => answerQuestions(page, base));
+  await story("questions are answered with their forms", () => answerQuestions(page, base, faults));
   await story("two clicks on one spot approve one call", () => approveOnce(page, base));
   await story("a run is paused, resumed, edited and run again", () => pauseAndRunAgain(page, base));
   await story("Markdown is shown, and only Markdown", () => markdown(page, base));
