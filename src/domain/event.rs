@@ -13,7 +13,7 @@ use crate::domain::comparison::Comparison;
 use crate::domain::context::ContextStrategy;
 use crate::domain::evaluation::EvalId;
 use crate::domain::failure::Failure;
-use crate::domain::input::{ArgumentsHash, WaitedEvent};
+use crate::domain::input::ArgumentsHash;
 use crate::domain::json_buffer::JsonBuffer;
 use crate::domain::message::ToolCall;
 use crate::domain::rollout::Loss;
@@ -21,6 +21,7 @@ use crate::domain::run::{ForkedFrom, Reused, RunId};
 use crate::domain::score::ScoreValue;
 use crate::domain::timestamp_text;
 use crate::domain::usage::{TokenUsage, Usage};
+use crate::domain::world_event::WaitedEvent;
 
 /// An event that has no number yet.
 #[derive(Clone, Debug, JsonSchema)]

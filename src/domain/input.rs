@@ -11,6 +11,8 @@ use serde_json::value::RawValue;
 use crate::domain::attachment::Digest;
 use crate::domain::message::truncate_to_bytes;
 use crate::domain::timestamp_text;
+use crate::domain::waiting_for::WaitingFor;
+use crate::domain::world_event::WaitedEvent;
 use crate::settings::choice::choice;
 
 /// The longest arguments that are shown; the run's messages have all of them.
@@ -58,6 +60,18 @@ choice! {
     }
 }
 
+impl InputKind {
+    /// What a run waits for meanwhile.
+    pub fn waiting_for(self) -> WaitingFor {
+        match self {
+            Self::Approval => WaitingFor::Approval,
+            Self::Question => WaitingFor::Input,
+            Self::Sleep => WaitingFor::Sleep,
+            Self::Event => WaitingFor::Event,
+        }
+    }
+}
+
 /// The tool by which a model asks a person.
 pub const ASK_PERSON: &str = "ask_person";
 
@@ -102,15 +116,6 @@ impl InputRequest {
     pub fn waited_event(&self) -> Option<WaitedEvent> {
         serde_json::from_str(self.arguments.get()).ok()
     }
-}
-
-/// An event for which a run waits.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct WaitedEvent {
-    /// The name of the event.
-    pub event: String,
-    /// Its key.
-    pub key: String,
 }
 
 /// Identifies the arguments of a call: the SHA-256 of their JSON.

@@ -4,8 +4,8 @@ use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::domain::input::WaitedEvent;
 use crate::domain::timestamp_text;
+use crate::domain::world_event::WaitedEvent;
 
 /// What a run, or all of its running children, waits for: the first that applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 /// The longest name of an event, and the longest key.
@@ -20,6 +22,15 @@ pub struct WorldEvent {
     /// Under which it counts once.
     pub client_id: Option<String>,
     pub data: Arc<RawValue>,
+}
+
+/// An event for which a run waits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct WaitedEvent {
+    /// The name of the event.
+    pub event: String,
+    /// Its key.
+    pub key: String,
 }
 
 /// Why an event cannot have this name.

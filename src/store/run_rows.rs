@@ -17,6 +17,7 @@ use crate::store::ResumeState;
 use crate::store::encoding::columns::columns;
 use crate::store::encoding::definition_cache::Hash;
 use crate::store::encoding::run_values;
+use crate::store::inputs::is_of_person;
 use crate::store::runs::TASK_CHARS;
 use crate::store::scores::{self, scores_of_run};
 use crate::store::sql::clock::clock;
@@ -158,14 +159,18 @@ const TREE_SUMS: &str = "{|CROSS JOIN LATERAL (WITH RECURSIVE tree AS (\
 /// What of an unfinished run and its descendants waits for people, at most [`MAX_RUN_INPUTS`], as JSON.
 ///
 /// [`MAX_RUN_INPUTS`]: crate::store::inputs::MAX_RUN_INPUTS
-const PENDING_INPUTS: &str = "CASE WHEN r.finished_at IS NULL THEN (SELECT \
+const PENDING_INPUTS: &str = concat!(
+    "CASE WHEN r.finished_at IS NULL THEN (SELECT \
      {json_group_array(json_array(lower(hex(c.run)), c.agent, CAST(c.request AS text)))\
      |json_agg(json_build_array(c.run, c.agent, c.request))::text} \
      FROM (SELECT a.run, p.agent, a.request FROM inputs a {CROSS |}JOIN runs p ON p.id = a.run \
-     WHERE a.root = r.root AND a.kind IN ('approval', 'question') AND p.status IN ('running', 'waiting') \
+     WHERE a.root = r.root AND ",
+    is_of_person!(),
+    " AND p.status IN ('running', 'waiting') \
      AND (r.parent IS NULL OR r.id IN (WITH RECURSIVE up (id, parent) AS (SELECT p.id, p.parent \
      UNION ALL SELECT q.id, q.parent FROM up JOIN runs q ON q.id = up.parent) SELECT id FROM up)) \
-     ORDER BY a.run, a.seq LIMIT 100) c) END AS pending_inputs";
+     ORDER BY a.run, a.seq LIMIT 100) c) END AS pending_inputs"
+);
 
 /// The wait for a time or an event of a waiting run, of a root that of one of its tree, as JSON.
 const WORLD_WAIT: &str = "CASE WHEN r.status = 'waiting' THEN (SELECT {CAST(a.request AS text)|a.request} FROM inputs a \

@@ -10,11 +10,12 @@ use serde_json::value::RawValue;
 
 use crate::domain::agent::AdHocSettings;
 use crate::domain::attachment::Attachment;
-use crate::domain::input::{Question, WaitedEvent};
+use crate::domain::input::Question;
 use crate::domain::json_schema::Schema;
 use crate::domain::message::{ToolCall, ToolSpec, empty_arguments};
 use crate::domain::run::Scope;
 use crate::domain::skill::READ_SKILL;
+use crate::domain::world_event::WaitedEvent;
 use crate::fair::fair_semaphore::{FairSemaphore, Permit};
 use crate::workdirs::workdir::Workdir;
 

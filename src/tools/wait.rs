@@ -8,11 +8,10 @@ use jiff::{SignedDuration, Timestamp};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::domain::input::WaitedEvent;
 use crate::domain::json_schema::Schema;
 use crate::domain::message::{ToolCall, ToolSpec};
 use crate::domain::run::now;
-use crate::domain::world_event;
+use crate::domain::world_event::{self, WaitedEvent};
 use crate::tools::{CallContext, Effect, StaticSpec, Tool, ToolOutput, WaitRequest};
 
 pub const SLEEP: &str = "sleep";

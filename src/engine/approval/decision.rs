@@ -17,7 +17,6 @@ use crate::domain::input::{ArgumentsHash, InputKind};
 use crate::domain::json_schema::Schema;
 use crate::domain::message::{ToolCall, shorten};
 use crate::domain::run::{Run, RunId, Status, now};
-use crate::domain::waiting_for::WaitingFor;
 use crate::engine::approval::pause;
 use crate::engine::context::{Engine, RunContext};
 use crate::engine::history::held_time;
@@ -86,7 +85,6 @@ pub enum Permission {
 pub struct NeededInput<'a> {
     /// The id of the call, or of the question.
     pub id: &'a str,
-    pub waiting_for: WaitingFor,
     /// How long it waits; `None` for ever.
     pub limit: Option<Duration>,
     /// What is recorded if nobody answers within the limit.
@@ -108,7 +106,6 @@ pub async fn await_decision(
     let limit = context.run.agent.approve_timeout;
     let input = NeededInput {
         id: &call.id,
-        waiting_for: WaitingFor::Approval,
         limit,
         timed_out: InputAnswer::timed_out(),
         kind: InputKind::Approval,
@@ -178,12 +175,12 @@ pub async fn await_answer(
     if let (Some(requested_at), Some(deadline), true) = (
         requested_at,
         deadline.as_mut(),
-        input.waiting_for.is_input(),
+        input.kind.waiting_for().is_input(),
     ) {
         let held = held_time::since(context, requested_at).await?;
         *deadline = deadline.checked_add(held).unwrap_or(Timestamp::MAX);
     }
-    let waiting_for = input.waiting_for;
+    let waiting_for = input.kind.waiting_for();
     pause::pause(context, PauseReason::Call(waiting_for), event).await?;
     begun.await?;
     match receive_answer(context, pending, input, deadline).await {
@@ -240,7 +237,7 @@ async fn receive_answer(
 ) -> Result<InputAnswer, TurnError> {
     let timeout = async {
         match deadline {
-            Some(deadline) if input.waiting_for.is_input() => {
+            Some(deadline) if input.kind.waiting_for().is_input() => {
                 time_out(&context.run, deadline, input.limit).await;
             }
             Some(deadline) => {

@@ -9,7 +9,6 @@ use serde_json::value::{RawValue, to_raw_value};
 use crate::domain::event::{Decision, EventKind};
 use crate::domain::input::{InputKind, Question};
 use crate::domain::json_schema::Schema;
-use crate::domain::waiting_for::WaitingFor;
 use crate::engine::approval::decision::{self, NeededInput};
 use crate::engine::context::RunContext;
 use crate::engine::history::run_log::RecordedCalls;
@@ -31,7 +30,6 @@ pub async fn ask(
     let agent = &context.run.agent;
     let input = NeededInput {
         id: &id,
-        waiting_for: WaitingFor::Input,
         limit: agent.ask_timeout,
         timed_out: InputAnswer {
             arguments: default_answer(context, &question).await,

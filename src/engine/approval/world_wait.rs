@@ -8,7 +8,6 @@ use serde_json::value::RawValue;
 use crate::domain::event::EventKind;
 use crate::domain::input::InputKind;
 use crate::domain::run::now;
-use crate::domain::waiting_for::WaitingFor;
 use crate::domain::world_event::wake_key;
 use crate::engine::approval::decision::{self, NeededInput};
 use crate::engine::context::RunContext;
@@ -27,9 +26,9 @@ pub async fn wait(
     request: WaitRequest,
 ) -> Result<Result<Option<Arc<RawValue>>, String>, StoreError> {
     let WaitRequest { call, event, limit } = request;
-    let (waiting_for, kind) = match event {
-        Some(_) => (WaitingFor::Event, InputKind::Event),
-        None => (WaitingFor::Sleep, InputKind::Sleep),
+    let kind = match event {
+        Some(_) => InputKind::Event,
+        None => InputKind::Sleep,
     };
     let earlier = event.as_ref().map(|event| EventWait {
         run: context.run.scope.run,
@@ -45,7 +44,6 @@ pub async fn wait(
     });
     let input = NeededInput {
         id: &call,
-        waiting_for,
         limit: Some(limit),
         timed_out: InputAnswer::to_wait(kind, None),
         kind,

@@ -5,9 +5,7 @@ use std::sync::Arc;
 use serde_json::value::{RawValue, to_raw_value};
 
 use crate::domain::event::{Event, EventKind};
-use crate::domain::input::{
-    ASK_PERSON, ArgumentsHash, InputKind, InputRequest, Question, WaitedEvent,
-};
+use crate::domain::input::{ASK_PERSON, ArgumentsHash, InputKind, InputRequest, Question};
 use crate::domain::world_event::wake_key;
 
 pub enum InputChange {
@@ -26,29 +24,19 @@ pub enum InputChange {
 }
 
 impl InputChange {
-    pub fn requested(index: usize, kind: InputKind, mut request: InputRequest) -> Self {
+    fn requested(
+        index: usize,
+        kind: InputKind,
+        mut request: InputRequest,
+        wake: Option<String>,
+    ) -> Self {
         request.cut_arguments();
         Self::Requested {
             index,
             request: serde_json::to_string(&request).unwrap_or_default(),
             kind,
-            wake: None,
+            wake,
             call: request.tool_call_id,
-        }
-    }
-}
-
-impl InputChange {
-    fn waited(index: usize, event: Option<&WaitedEvent>, request: InputRequest) -> Self {
-        Self::Requested {
-            index,
-            call: request.tool_call_id.clone(),
-            kind: match event {
-                Some(_) => InputKind::Event,
-                None => InputKind::Sleep,
-            },
-            request: serde_json::to_string(&request).unwrap_or_default(),
-            wake: event.map(|it| wake_key(&it.event, &it.key)),
         }
     }
 }
@@ -74,7 +62,12 @@ pub fn changes(events: &[Event]) -> Vec<InputChange> {
                 deadline: *deadline,
                 question: None,
             };
-            Some(InputChange::requested(index, InputKind::Approval, request))
+            Some(InputChange::requested(
+                index,
+                InputKind::Approval,
+                request,
+                None,
+            ))
         }
         EventKind::InputRequested {
             input_id,
@@ -104,7 +97,12 @@ pub fn changes(events: &[Event]) -> Vec<InputChange> {
                 deadline: *deadline,
                 question: Some(Box::new(question)),
             };
-            Some(InputChange::requested(index, InputKind::Question, request))
+            Some(InputChange::requested(
+                index,
+                InputKind::Question,
+                request,
+                None,
+            ))
         }
         EventKind::WaitStarted {
             tool_call_id,
@@ -124,7 +122,12 @@ pub fn changes(events: &[Event]) -> Vec<InputChange> {
                 deadline: *until,
                 question: None,
             };
-            Some(InputChange::waited(index, waited.as_ref(), request))
+            let kind = match waited {
+                Some(_) => InputKind::Event,
+                None => InputKind::Sleep,
+            };
+            let wake = waited.as_ref().map(|it| wake_key(&it.event, &it.key));
+            Some(InputChange::requested(index, kind, request, wake))
         }
         EventKind::WaitEnded { tool_call_id, .. } => Some(InputChange::Decided {
             call: tool_call_id.clone(),
