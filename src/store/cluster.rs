@@ -14,7 +14,6 @@ use crate::store::node_messages::NodeMessages;
 use crate::store::run_requests::RunRequests;
 #[cfg(doc)]
 use crate::store::runs::RunRecords;
-use crate::store::runs::UnfinishedRun;
 use crate::store::usage::SharedBudgets;
 
 /// Who drives a tree.
@@ -115,12 +114,6 @@ pub trait TreeOwners: Send + Sync + 'static {
         root: RunId,
         labels: Vec<String>,
     ) -> BoxFuture<'_, Result<(), StoreError>>;
-
-    /// The runs of these trees that have not ended, as [`RunRecords::unfinished_runs`].
-    fn unfinished_trees(
-        &self,
-        roots: Vec<RunId>,
-    ) -> BoxFuture<'_, Result<Vec<UnfinishedRun>, StoreError>>;
 }
 
 /// Trees with a permit, of one key and one agent.

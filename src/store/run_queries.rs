@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use crate::domain::attachment::{Blobs, Digest};
 use crate::domain::event::StoredEvent;
+use crate::domain::input::InputRequest;
 use crate::domain::run::{Run, RunId, now};
 use crate::domain::usage::TreeUsage;
 use crate::record::entry::RecordedEntry;
@@ -20,7 +21,7 @@ use crate::store::encoding::integers::signed;
 use crate::store::events::EventQuery;
 use crate::store::reader::Reader;
 use crate::store::run_rows::{self, USAGE_COLUMNS};
-use crate::store::runs::{ChildCall, UnfinishedRun};
+use crate::store::runs::{ChildCall, SleepingTree, UnfinishedRun};
 use crate::store::sql::dialect::Texts;
 use crate::store::sql::row::{FromCell, Row, StoreResult};
 use crate::store::sql::value::{Params, free_text, params};
@@ -45,6 +46,14 @@ macro_rules! any {
         )
     };
 }
+/// Whether all runs of a tree that have not ended wait for a time or an event; the root is `s`.
+macro_rules! sleeps {
+    () => {
+        "s.finished_at IS NULL AND s.parent IS NULL AND s.status = 'waiting' AND s.waiting_for IN ('\"sleep\"', '\"event\"') \
+         AND s.id NOT IN (SELECT c.root FROM runs c WHERE c.finished_at IS NULL AND c.parent IS NOT NULL \
+         AND NOT (c.status = 'waiting' AND coalesce(c.waiting_for, '') IN ('\"sleep\"', '\"event\"')))"
+    };
+}
 
 static RUN: LazyLock<Texts> = LazyLock::new(|| run_rows::select_with_inputs("r.id = :id"));
 static TREE: LazyLock<Texts> =
@@ -54,13 +63,27 @@ static CHILDREN: LazyLock<Texts> =
 static UNFINISHED: LazyLock<Texts> = LazyLock::new(|| {
     run_rows::select_with_resume_states("r.finished_at IS NULL ORDER BY r.depth, r.id")
 });
+/// There is no index by root.
 static UNFINISHED_TREES: LazyLock<Texts> = LazyLock::new(|| {
     run_rows::select_with_resume_states(concat!(
-        "r.finished_at IS NULL AND r.root ",
+        "r.finished_at IS NULL AND r.id IN (WITH RECURSIVE tree (id) AS (SELECT s.id FROM runs s WHERE s.id ",
         any!(":roots"),
-        " ORDER BY r.depth, r.id"
+        " UNION ALL SELECT c.id FROM tree JOIN runs c ON c.parent = tree.id) SELECT id FROM tree) ORDER BY r.depth, r.id"
     ))
 });
+/// With each wait of theirs, if they have any.
+macro_rules! waits_of {
+    ($condition:expr) => {
+        concat!(
+            "SELECT s.id, s.owner, s.session, s.last_event, a.seq, a.request FROM runs s \
+             LEFT JOIN inputs a ON a.root = s.id WHERE ",
+            $condition,
+            " ORDER BY s.id"
+        )
+    };
+}
+const SLEEPING: &str = waits_of!(sleeps!());
+const SLEEPING_OF: &str = waits_of!(concat!(sleeps!(), " AND s.id ", any!(":roots")));
 static TREE_USAGE: LazyLock<String> = LazyLock::new(|| {
     format!(
         "SELECT {USAGE_COLUMNS} FROM runs r WHERE r.id IN {}",
@@ -273,6 +296,47 @@ pub async fn unfinished_runs(db: &Reader) -> StoreResult<Vec<UnfinishedRun>> {
 pub async fn unfinished_trees(db: &Reader, roots: &[RunId]) -> StoreResult<Vec<UnfinishedRun>> {
     let roots: Vec<Uuid> = roots.iter().map(|root| root.0).collect();
     unfinished(db, &UNFINISHED_TREES, params! {":roots": roots}).await
+}
+
+/// The trees that sleep, of these roots or of all.
+pub async fn sleeping_trees(
+    db: &Reader,
+    roots: Option<&[RunId]>,
+) -> StoreResult<Vec<SleepingTree>> {
+    let mut trees: Vec<SleepingTree> = Vec::new();
+    let add = |row: &Row<'_>| {
+        let root: RunId = row.get("id")?;
+        if trees.last().is_none_or(|last| last.root != root) {
+            trees.push(SleepingTree {
+                root,
+                owner: row.get("owner")?,
+                session: row.get("session")?,
+                waits: 0,
+                until: None,
+                has_changed: true,
+            });
+        }
+        let Some(tree) = trees.last_mut() else {
+            return Ok(());
+        };
+        let request: Option<InputRequest> = row.json("request")?;
+        let Some(request) = request else {
+            return Ok(());
+        };
+        tree.waits += 1;
+        tree.until = [tree.until, request.deadline].into_iter().flatten().min();
+        tree.has_changed &= row.get::<Option<u64>>("seq")? != Some(row.get("last_event")?);
+        Ok(())
+    };
+    match roots {
+        None => db.query(SLEEPING, &[], add).await?,
+        Some(roots) => {
+            let roots: Vec<Uuid> = roots.iter().map(|root| root.0).collect();
+            db.query(SLEEPING_OF, params! {":roots": roots}, add)
+                .await?
+        }
+    };
+    Ok(trees)
 }
 
 async fn unfinished(

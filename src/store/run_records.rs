@@ -14,8 +14,8 @@ use crate::store::engine::Engine;
 use crate::store::events::{EventLog, EventQuery};
 use crate::store::reader::ReadMode;
 use crate::store::runs::{
-    ChildCall, RunFilter, RunPage, RunRecords, SessionQuery, StatusCount, UnfinishedRun,
-    WriteFailedFn,
+    ChildCall, RunFilter, RunPage, RunRecords, SessionQuery, SleepingTree, StatusCount,
+    UnfinishedRun, WriteFailedFn,
 };
 use crate::store::write_queue::job::Task;
 use crate::store::{
@@ -144,6 +144,24 @@ impl<E: Engine> RunRecords for E {
     fn unfinished_runs(&self) -> BoxFuture<'_, Result<Vec<UnfinishedRun>, StoreError>> {
         self.read_list(ReadMode::Snapshot, |db| {
             Box::pin(run_queries::unfinished_runs(db))
+        })
+    }
+
+    fn unfinished_trees(
+        &self,
+        roots: Vec<RunId>,
+    ) -> BoxFuture<'_, Result<Vec<UnfinishedRun>, StoreError>> {
+        self.read_list(ReadMode::Snapshot, move |db| {
+            Box::pin(async move { run_queries::unfinished_trees(db, &roots).await })
+        })
+    }
+
+    fn sleeping_trees(
+        &self,
+        roots: Option<Vec<RunId>>,
+    ) -> BoxFuture<'_, Result<Vec<SleepingTree>, StoreError>> {
+        self.read(ReadMode::Statement, move |db| {
+            Box::pin(async move { run_queries::sleeping_trees(db, roots.as_deref()).await })
         })
     }
 

@@ -112,15 +112,41 @@ pub trait RunRecords: Send + Sync + 'static {
     /// The bytes with these digests. Digests that no run refers to are left out.
     fn blobs(&self, digests: Vec<Digest>) -> BoxFuture<'_, Result<Blobs, StoreError>>;
 
-    /// Runs that have not ended, parents before their children, then oldest first. Their `tree` is a sum, as in
-    /// [`RunRecords::run`].
+    /// Runs that have not ended, parents before their children, then oldest first. Their `tree` is
+    /// a sum, as in [`RunRecords::run`].
     fn unfinished_runs(&self) -> BoxFuture<'_, Result<Vec<UnfinishedRun>, StoreError>>;
+
+    /// The runs of these trees that have not ended, as [`RunRecords::unfinished_runs`].
+    fn unfinished_trees(
+        &self,
+        roots: Vec<RunId>,
+    ) -> BoxFuture<'_, Result<Vec<UnfinishedRun>, StoreError>>;
+
+    /// The trees, of these roots or of all, that sleep: all runs of theirs that have not ended wait for a time or an event.
+    fn sleeping_trees(
+        &self,
+        roots: Option<Vec<RunId>>,
+    ) -> BoxFuture<'_, Result<Vec<SleepingTree>, StoreError>>;
 
     /// The run that an idempotency key has accepted, until the key expires.
     fn claimed_run(
         &self,
         key: IdempotencyKey,
     ) -> BoxFuture<'_, Result<Option<ClaimedRun>, StoreError>>;
+}
+
+/// What the record has of a tree that waits for times or events.
+#[derive(Clone, Debug)]
+pub struct SleepingTree {
+    pub root: RunId,
+    pub owner: Option<String>,
+    pub session: Option<String>,
+    /// How many of its calls wait.
+    pub waits: usize,
+    /// When the first of these ends by itself; `None` if none does.
+    pub until: Option<Timestamp>,
+    /// Whether something was recorded after the last of them began.
+    pub has_changed: bool,
 }
 
 /// A run that no process drives, with what its continuation needs.

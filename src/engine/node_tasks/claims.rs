@@ -178,7 +178,7 @@ async fn resume_trees(
         // Others may have taken them since this node claimed them.
         roots.retain(|root| owned.contains(root));
     }
-    let mut unfinished = cluster.unfinished_trees(roots.clone()).await?;
+    let mut unfinished = store.unfinished_trees(roots.clone()).await?;
     if may_leave {
         let left = leave_to_others(engine, cluster, &mut unfinished).await?;
         roots.retain(|root| !left.contains(root));

@@ -78,13 +78,7 @@ async fn resume_trees(
     let store = engine.journal.store();
     let read = async {
         let owned = store.clear_failed(roots.iter().copied().collect()).await?;
-        match store.cluster() {
-            None => store.unfinished_runs().await,
-            Some(cluster) => {
-                let owned = owned.into_iter().collect();
-                cluster.unfinished_trees(owned).await
-            }
-        }
+        store.unfinished_trees(owned.into_iter().collect()).await
     };
     let unfinished = match read.await {
         Ok(unfinished) => unfinished,

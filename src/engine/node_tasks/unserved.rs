@@ -72,7 +72,7 @@ async fn interrupt_abandoned(
     let except = tried.iter().copied().collect();
     let mut outcome = Ok(());
     for root in cluster.abandoned_trees(except, MAX_TREES).await? {
-        let unfinished = cluster.unfinished_trees(vec![root]).await?;
+        let unfinished = engine.journal.store().unfinished_trees(vec![root]).await?;
         let interrupted = interrupted_runs::interrupt_all(engine, unfinished).await;
         if interrupted.is_ok() {
             tried.insert(root);
@@ -92,10 +92,10 @@ async fn handle(
     match engine.journal.store().run(root).await? {
         // It ends when it is resumed, and begins nothing.
         Some(run) if run.status == Status::Cancelling => {
-            claims::resume(engine, cluster, vec![root]).await?;
+            claims::resume(engine, vec![root]).await?;
         }
         Some(_) if tree.is_overdue => {
-            let unfinished = cluster.unfinished_trees(vec![root]).await?;
+            let unfinished = engine.journal.store().unfinished_trees(vec![root]).await?;
             let failure = |_: &_| failures::no_node(&tree.labels);
             interrupted_runs::fail_all(engine, unfinished, failure).await?;
         }

@@ -18,8 +18,6 @@ use crate::store::engine::Engine;
 use crate::store::postgres::run_changes::HELD;
 use crate::store::postgres::{PostgresStore, permits};
 use crate::store::reader::ReadMode;
-use crate::store::run_queries;
-use crate::store::runs::UnfinishedRun;
 use crate::store::sql::row::Row;
 use crate::store::sql::value::{free_text, params};
 use crate::store::write_queue::job::Task;
@@ -163,15 +161,6 @@ impl TreeOwners for PostgresStore {
         labels: Vec<String>,
     ) -> BoxFuture<'_, Result<(), StoreError>> {
         self.queue.execute(Task::HandOverTree(root, labels))
-    }
-
-    fn unfinished_trees(
-        &self,
-        roots: Vec<RunId>,
-    ) -> BoxFuture<'_, Result<Vec<UnfinishedRun>, StoreError>> {
-        self.read(ReadMode::Snapshot, move |db| {
-            Box::pin(async move { run_queries::unfinished_trees(db, &roots).await })
-        })
     }
 }
 

@@ -36,8 +36,8 @@ use axed::store::rollouts::{
 };
 use axed::store::run_store::RunStore;
 use axed::store::runs::{
-    ChildCall, RunFilter, RunPage, RunRecords, SessionQuery, StatusCount, UnfinishedRun,
-    WriteFailedFn,
+    ChildCall, RunFilter, RunPage, RunRecords, SessionQuery, SleepingTree, StatusCount,
+    UnfinishedRun, WriteFailedFn,
 };
 use axed::store::schedules::{ScheduleChange, ScheduleId, ScheduleRecord, ScheduleRecords};
 use axed::store::score_sums::{ScoreQuery, ScoreReport, ScoreSums};
@@ -247,6 +247,20 @@ impl RunRecords for CrashingStore {
 
     fn unfinished_runs(&self) -> BoxFuture<'_, Result<Vec<UnfinishedRun>, StoreError>> {
         self.inner.unfinished_runs()
+    }
+
+    fn unfinished_trees(
+        &self,
+        roots: Vec<RunId>,
+    ) -> BoxFuture<'_, Result<Vec<UnfinishedRun>, StoreError>> {
+        self.inner.unfinished_trees(roots)
+    }
+
+    fn sleeping_trees(
+        &self,
+        roots: Option<Vec<RunId>>,
+    ) -> BoxFuture<'_, Result<Vec<SleepingTree>, StoreError>> {
+        self.inner.sleeping_trees(roots)
     }
 
     fn claimed_run(
