@@ -7,6 +7,7 @@ use crate::domain::run::RunId;
 use crate::domain::suspension::SuspensionCause;
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::kept_reply::ReplySpace;
+use crate::engine::state::sleeping_trees::SleepingTrees;
 use crate::engine::state::turn_log::LargeBodies;
 use crate::store::StoreError;
 
@@ -65,6 +66,41 @@ impl ActiveRuns {
         let mut runs = self.lock();
         runs.retain(|_, run| !trees.contains(&run.scope.root));
         runs.extend(roots);
+    }
+
+    /// Removes those of these trees that only sleep, and adds them to `sleeping`. Returns each root with the number of calls
+    /// that wait in its tree.
+    pub fn take_sleeping(
+        &self,
+        roots: HashSet<RunId>,
+        sleeping: &SleepingTrees,
+    ) -> Vec<(Arc<ActiveRun>, usize)> {
+        let mut runs = self.lock();
+        let mut waits: HashMap<RunId, usize> = HashMap::new();
+        let mut awake = HashSet::new();
+        for run in runs.values().filter(|run| roots.contains(&run.scope.root)) {
+            match run.clock().pause.sleeping() {
+                Some(count) => *waits.entry(run.scope.root).or_default() += count,
+                None => drop(awake.insert(run.scope.root)),
+            }
+            if run.parent.is_some() {
+                // It is among what its parent waits for.
+                let waits = waits.entry(run.scope.root).or_default();
+                *waits = waits.wrapping_sub(1);
+            }
+        }
+        waits.retain(|root, _| !awake.contains(root));
+        let asleep = waits.into_iter().filter_map(|(root, waits)| {
+            let root = Arc::clone(runs.get(&root)?);
+            let is_asleep = root.fall_asleep();
+            is_asleep.then_some((root, waits))
+        });
+        let asleep: Vec<_> = asleep.collect();
+        for (root, _) in &asleep {
+            sleeping.begin(root.scope.run);
+        }
+        runs.retain(|_, run| !run.tree.suspension.is_asleep());
+        asleep
     }
 
     pub fn remove(&self, id: RunId) {

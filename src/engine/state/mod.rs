@@ -34,6 +34,7 @@ pub mod run_warnings;
 pub mod run_workdir;
 pub mod sent_requests;
 pub mod sessions;
+pub mod sleeping_trees;
 pub mod suspension;
 pub mod temporary_runs;
 pub mod tree;

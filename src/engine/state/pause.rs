@@ -108,6 +108,16 @@ impl Pause {
         first.map_or(WaitingFor::Batch, |(waiting_for, _)| waiting_for)
     }
 
+    /// How many calls and child runs a paused run waits for, if all of them wait for a time or an event.
+    pub fn sleeping(&self) -> Option<usize> {
+        let Self::Paused { calls, .. } = self else {
+            return None;
+        };
+        let sleeping = [WaitingFor::Sleep, WaitingFor::Event];
+        let sleeping = sleeping.map(|it| calls.waiting[it as usize]).iter().sum();
+        (calls.waiting() == sleeping).then_some(sleeping)
+    }
+
     fn calls(&self) -> Calls {
         match self {
             Self::Running(calls) | Self::Paused { calls, .. } | Self::Resuming(calls) => *calls,

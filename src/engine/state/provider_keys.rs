@@ -43,6 +43,11 @@ impl ProviderKeys {
         }
     }
 
+    /// Whether the tree has keys, which are nowhere else.
+    pub fn is_needed(&self) -> bool {
+        self.keys.get().is_some_and(|keys| !keys.is_empty())
+    }
+
     /// Whether this agent's requests to the provider use a client's key.
     pub fn has_own_key(&self, agent: &Agent, provider: &str) -> bool {
         agent.allow_provider_keys && self.providers.iter().any(|given| given == provider)

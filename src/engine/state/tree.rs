@@ -1,7 +1,7 @@
 //! What all runs of one tree share.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -41,6 +41,8 @@ pub struct Tree {
     pub ad_hoc_quotas: AdHocQuotas,
     /// Whether it was resumed from its record.
     pub is_recovered: bool,
+    /// Whether it slept before: its runs go on as if nothing had happened.
+    pub has_slept: bool,
     /// Whether its runs add nothing to the memory of their agents.
     pub keeps_memory: bool,
     /// Set if an evaluation has started it.
@@ -82,6 +84,7 @@ impl Tree {
             owner: owner.map(String::into_boxed_str),
             ad_hoc_quotas: AdHocQuotas::default(),
             is_recovered: false,
+            has_slept: false,
             keeps_memory: false,
             evaluation: None,
             suspension: TreeSuspension::default(),
@@ -130,6 +133,8 @@ impl Tree {
 #[derive(Debug, Default)]
 pub struct TreeSuspension {
     cause: OnceLock<SuspensionCause>,
+    /// Its tasks end because it only sleeps.
+    is_asleep: AtomicBool,
     /// When it was last resumed after a failed write, and how often in a row; empty if never.
     pub last_resume: OnceLock<(Instant, u32)>,
     /// Results of mutating tools that could not be recorded, by run and call.
@@ -151,8 +156,17 @@ pub fn suspension_text(error: &StoreError) -> &'static str {
 }
 
 impl TreeSuspension {
+    /// Whether nothing of the tree is recorded any more until it is resumed.
     pub fn is_suspended(&self) -> bool {
-        self.cause.get().is_some()
+        self.cause.get().is_some() || self.is_asleep()
+    }
+
+    pub fn is_asleep(&self) -> bool {
+        self.is_asleep.load(Ordering::Acquire)
+    }
+
+    pub fn fall_asleep(&self) {
+        self.is_asleep.store(true, Ordering::Release);
     }
 
     /// Why it is suspended; `None` if it is not.
@@ -162,6 +176,9 @@ impl TreeSuspension {
 
     /// Marks the tree as suspended by this error; returns whether it was already.
     pub fn mark(&self, error: &StoreError) -> bool {
+        if self.is_asleep() {
+            return true;
+        }
         let cause = match error {
             StoreError::Refused(_) => SuspensionCause::WriteRefused,
             error if error.is_damage() => SuspensionCause::RecordDamaged,

@@ -44,6 +44,14 @@ impl TreeTrace {
         };
         Some(Box::new(trace))
     }
+
+    /// Whether it continues a trace of its caller, which is not in the record.
+    pub fn has_caller(&self) -> bool {
+        match self {
+            Self::Exported { caller_span, .. } => caller_span.is_some(),
+            Self::Propagated(_) => true,
+        }
+    }
 }
 
 /// Whether a root's own trace is sampled: always the same for the same run.
