@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::catalog::reload::Catalog;
+use crate::domain::run::RunId;
 use crate::engine::memories::Memories;
 use crate::engine::record::agent_pins::AgentPins;
 use crate::engine::record::agent_snapshots::AgentSnapshots;
@@ -29,6 +30,7 @@ use crate::engine::state::remote_followers::RemoteFollowers;
 use crate::engine::state::rollouts::Rollouts;
 use crate::engine::state::sent_requests::SentRequests;
 use crate::engine::state::sessions::Sessions;
+use crate::engine::state::sleeping_trees::SleepingTrees;
 use crate::engine::state::suspension::Suspension;
 use crate::engine::state::temporary_runs::TemporaryRuns;
 use crate::engine::state::watched_runs::WatchedRuns;
@@ -104,6 +106,7 @@ pub struct Engine {
     pub free_trees: Notify,
     /// Notified when an event has perhaps ended a wait.
     pub waits_ended: Notify,
+    pub sleeping_trees: SleepingTrees,
     pub pending_inputs: PendingInputs,
     pub client_calls: ClientCalls,
     /// Runs that are deleted after their end.
@@ -122,6 +125,13 @@ pub struct Engine {
     pub shutdown: CancellationToken,
     /// See [`EngineDeps::playbacks`].
     pub playbacks: Option<Playbacks>,
+}
+
+impl Engine {
+    /// Whether the tree of this root sleeps, and no other process can wake it.
+    pub fn sleeps_here(&self, root: RunId) -> bool {
+        self.journal.store().cluster().is_none() && self.sleeping_trees.contains(root)
+    }
 }
 
 /// A run that this process drives, and the engine that drives it.

@@ -83,6 +83,7 @@ impl Runner {
                 .saturating_sub(queued + active_runs.idle_count()),
             queued,
             suspended: active_runs.suspended_count(),
+            asleep: engine.sleeping_trees.count(),
             approvals: engine.pending_inputs.waiting_approvals(),
             questions: engine.pending_inputs.waiting_questions(),
             inputs: engine.client_calls.waiting(),

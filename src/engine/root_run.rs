@@ -78,9 +78,7 @@ impl NewRoot {
             () = context.engine.shutdown.cancelled() => return suspend(&context),
             () = pause::suspended(&context, session_suspended) => return park(&context).await,
         }
-        if context.run.is_suspended() {
-            keep_suspended(&context, session_guard);
-        }
+        keep_if_suspended(&context, session_guard);
     }
 
     async fn run_to_end(
@@ -217,9 +215,7 @@ impl ResumedRoot {
             () = context.engine.shutdown.cancelled() => return suspend(&context),
             () = pause::suspended(&context, session_suspended) => return park(&context).await,
         }
-        if context.run.is_suspended() {
-            keep_suspended(&context, session_guard);
-        }
+        keep_if_suspended(&context, session_guard);
     }
 
     async fn run_to_end(self, session_guard: &mut Option<SessionGuard>) {
@@ -361,6 +357,23 @@ async fn acquire_permit(
         }
     }
     admission.permit().await
+}
+
+/// Keeps a tree whose tasks have ended without an end of its root, if it is so.
+fn keep_if_suspended(context: &RunContext, session_guard: Option<SessionGuard>) {
+    let (engine, root) = (&context.engine, context.run.scope.run);
+    if context.run.tree.suspension.is_asleep() {
+        if let Some(guard) = session_guard
+            .as_ref()
+            .filter(|_| engine.draining.is_cancelled())
+        {
+            guard.suspended().cancel();
+        }
+        engine.cluster_permits.tree_ended(root);
+        engine.sleeping_trees.settle(root, session_guard);
+    } else if context.run.is_suspended() {
+        keep_suspended(context, session_guard);
+    }
 }
 
 /// Keeps a tree whose tasks have ended until the store works.

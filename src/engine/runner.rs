@@ -61,6 +61,7 @@ use crate::engine::state::queued_bytes::QueuedBytes;
 use crate::engine::state::remote_followers::RemoteFollowers;
 use crate::engine::state::rollouts::Rollouts;
 use crate::engine::state::sessions::{OnBusy, SessionKey, Sessions};
+use crate::engine::state::sleeping_trees::SleepingTrees;
 use crate::engine::state::suspension::Suspension;
 use crate::engine::state::tree::Tree;
 use crate::engine::state::tree_trace::TreeTrace;
@@ -136,6 +137,7 @@ impl Runner {
             settings,
             queue,
             live_roots: AtomicUsize::new(0),
+            sleeping_trees: SleepingTrees::default(),
             cluster_permits: shared_permits,
             free_trees: Notify::new(),
             waits_ended: Notify::new(),
@@ -502,8 +504,8 @@ impl Runner {
                     None if active_run.is_suspended() => {}
                     None => return None,
                 },
-                // Its parent has not reached it yet.
-                None if orphans.contains(id) => {}
+                // Its parent has not reached it yet, or it sleeps.
+                None if orphans.contains(id) || self.engine.sleeps_here(id) => {}
                 None => return None,
             }
             changed.await;
@@ -526,7 +528,7 @@ impl Runner {
 
     /// Whether this process drives the run, or another node the tree of this root.
     pub async fn is_at_work(&self, id: RunId) -> bool {
-        if self.engine.active_runs.get(id).is_some() {
+        if self.engine.active_runs.get(id).is_some() || self.engine.sleeps_here(id) {
             return true;
         }
         match self.store().cluster() {
@@ -650,9 +652,11 @@ impl Runner {
             node_tasks::start(engine);
             return Ok(count);
         }
+        // They come before later runs of their sessions.
+        let sleeping = recovery::sleeping::load(engine, None).await?.len();
         let unfinished = self.store().unfinished_runs().await?;
         let recovered = recovery::recover_all(engine, unfinished).await?;
-        let count = recovered.len();
+        let count = recovered.len() + sleeping;
         if count > 0 {
             let runs = counted(count, "root run");
             tracing::info!("Resuming {runs} that an earlier process left unfinished");

@@ -61,7 +61,11 @@ static TREE: LazyLock<Texts> =
 static CHILDREN: LazyLock<Texts> =
     LazyLock::new(|| run_rows::select("r.parent = :id ORDER BY r.id"));
 static UNFINISHED: LazyLock<Texts> = LazyLock::new(|| {
-    run_rows::select_with_resume_states("r.finished_at IS NULL ORDER BY r.depth, r.id")
+    run_rows::select_with_resume_states(concat!(
+        "r.finished_at IS NULL AND r.root NOT IN (SELECT s.id FROM runs s WHERE ",
+        sleeps!(),
+        ") ORDER BY r.depth, r.id"
+    ))
 });
 /// There is no index by root.
 static UNFINISHED_TREES: LazyLock<Texts> = LazyLock::new(|| {

@@ -112,7 +112,7 @@ pub trait RunRecords: Send + Sync + 'static {
     /// The bytes with these digests. Digests that no run refers to are left out.
     fn blobs(&self, digests: Vec<Digest>) -> BoxFuture<'_, Result<Blobs, StoreError>>;
 
-    /// Runs that have not ended, parents before their children, then oldest first. Their `tree` is
+    /// Runs that have not ended and whose tree does not sleep, parents before their children, then oldest first. Their `tree` is
     /// a sum, as in [`RunRecords::run`].
     fn unfinished_runs(&self) -> BoxFuture<'_, Result<Vec<UnfinishedRun>, StoreError>>;
 

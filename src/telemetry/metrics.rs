@@ -168,6 +168,8 @@ pub struct GaugeSnapshot {
     pub queued: usize,
     /// Root runs that are suspended with their trees.
     pub suspended: usize,
+    /// Trees that sleep.
+    pub asleep: usize,
     /// Bytes that queued and waiting runs keep in memory.
     pub queued_bytes: usize,
     /// Bytes of request bodies that are being read.
@@ -413,6 +415,11 @@ impl Metrics {
             "axed_runs_suspended",
             "Root runs that are suspended with their trees, because their record could not be written or read.",
             gauges.suspended,
+        );
+        encoder.gauge(
+            "axed_runs_asleep",
+            "Root runs that wait, with their trees, for times and events only, and keep nothing in memory.",
+            gauges.asleep,
         );
         encoder.gauge(
             "axed_runs_queued_bytes",

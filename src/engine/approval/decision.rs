@@ -453,6 +453,7 @@ async fn decide_early(
             let journal = &engine.journal;
             let commit = journal.append_inactive(&run, decision.to_change(), entry);
             commit.await?;
+            engine.sleeping_trees.wake(run.root_id);
         }
     }
     Ok(true)

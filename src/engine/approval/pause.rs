@@ -280,6 +280,9 @@ async fn propagate_pause(
         if next.is_none() && matches!(transition, Some(Transition::Paused(_))) {
             paused_root = Some(run);
         }
+        if next.is_none() && run.clock().pause.sleeping().is_some() {
+            context.engine.sleeping_trees.add_candidate(run.scope.run);
+        }
     }
     let recorded = record_changes(context, changes, event_kind).await?;
     if let Some(root) = paused_root {

@@ -15,8 +15,8 @@ pub async fn wait_for_person(engine: &Engine, id: RunId, seen: Option<&Run>) -> 
         let mut resumed = pin!(engine.suspension.changed.notified());
         resumed.as_mut().enable();
         let Some(active_run) = engine.active_runs.get(id) else {
-            match engine.orphans.contains(id) {
-                // Its parent has not reached it yet.
+            match engine.orphans.contains(id) || engine.sleeps_here(id) {
+                // Its parent has not reached it yet, or it sleeps.
                 true => resumed.await,
                 false => std::future::pending().await,
             }

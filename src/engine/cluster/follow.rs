@@ -37,14 +37,17 @@ const MAX_TEXT_WAIT: Duration = Duration::from_millis(300);
 
 /// A subscription to a tree that this process drives; `None` if it does not.
 pub fn subscribe_here(engine: &Engine, root: RunId) -> Option<Subscription> {
-    let active_run = engine.active_runs.get(root)?;
-    if active_run.is_suspended() && engine.journal.store().cluster().is_some() {
+    match engine.active_runs.get(root) {
         // It may be another node's by now.
-        return None;
+        Some(run) if run.is_suspended() && engine.journal.store().cluster().is_some() => {
+            return None;
+        }
+        None if !engine.sleeps_here(root) => return None,
+        _ => {}
     }
     let broadcaster = engine.journal.broadcaster();
     let subscription = broadcaster.subscribe(root);
-    if engine.active_runs.get(root).is_none() {
+    if engine.active_runs.get(root).is_none() && !engine.sleeps_here(root) {
         // The tree ended between the two checks: nobody else would close its channel.
         broadcaster.close(root);
         return None;

@@ -1,5 +1,6 @@
 //! Cancels runs: the cancel is recorded first, then the run and its descendants are stopped.
 
+use std::pin::pin;
 use std::sync::Arc;
 
 use tokio::sync::RwLockReadGuard;
@@ -123,6 +124,7 @@ async fn cancel_inactive(engine: &Arc<Engine>, id: RunId, reason: &str) -> Resul
         }
     }
     // Also for a cancel whose commit succeeded although its answer was lost.
+    engine.sleeping_trees.wake(run.root_id);
     stop_inactive(engine, id, run.cancel_reason.as_deref().unwrap_or(reason));
     Ok(())
 }
@@ -142,6 +144,7 @@ async fn look_inactive(engine: Arc<Engine>, id: RunId) -> Result<bool, StoreErro
     let record = engine.journal.store().run(id).await?;
     Ok(match record {
         Some(record) if record.status == Status::Cancelling => {
+            engine.sleeping_trees.wake(record.root_id);
             stop_inactive(&engine, id, &record.cancel_reason.unwrap_or_default());
             true
         }
@@ -178,8 +181,9 @@ pub async fn begin_cancels(
             _gate: None,
         };
     }
-    for (_, accepted) in &predecessors {
+    for (root, accepted) in &predecessors {
         accepted.cancelled().await;
+        wake(engine, *root).await;
     }
     let gate = engine.suspension.resume_lock.read().await;
     // The last one first, so that none starts because the run before it ended.
@@ -194,6 +198,22 @@ pub async fn begin_cancels(
         engine,
         runs,
         _gate: Some(gate),
+    }
+}
+
+/// Waits until a tree is awake.
+async fn wake(engine: &Engine, root: RunId) {
+    while engine.sleeping_trees.contains(root) {
+        // Subscribe before looking, so that no change is missed.
+        let mut changed = pin!(engine.suspension.changed.notified());
+        changed.as_mut().enable();
+        engine.sleeping_trees.wake(root);
+        if engine.sleeping_trees.contains(root) {
+            tokio::select! {
+                () = changed => {}
+                () = engine.draining.cancelled() => return,
+            }
+        }
     }
 }
 

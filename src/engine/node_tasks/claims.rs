@@ -78,10 +78,22 @@ pub async fn claim_all(engine: &Arc<Engine>, cluster: &dyn Cluster) -> Result<us
 }
 
 async fn claim(engine: &Arc<Engine>, cluster: &dyn Cluster) -> Result<usize, StoreError> {
-    let roots = cluster.claim_trees(MAX_CLAIMED).await?;
+    let mut roots = cluster.claim_trees(MAX_CLAIMED).await?;
     let count = roots.len();
-    resume_trees(engine, cluster, roots, true).await?;
+    if count > 0 {
+        let sleeping = recovery::sleeping::load(engine, Some(roots.clone())).await?;
+        roots.retain(|root| !sleeping.contains(root));
+        if !sleeping.is_empty() {
+            announce(cluster, sleeping);
+        }
+        resume_trees(engine, roots, true).await?;
+    }
     Ok(count)
+}
+
+/// Resumes trees that sleep, unless other nodes have taken them.
+pub async fn wake(engine: &Arc<Engine>, roots: Vec<RunId>) -> Result<(), StoreError> {
+    resume_trees(engine, roots, true).await.map(drop)
 }
 
 /// Leaves trees whose providers this node cannot send requests to, and removes their runs.
@@ -138,13 +150,16 @@ async fn take_undriven(
     given_up: &mut HashSet<RunId>,
 ) -> Result<(), StoreError> {
     let mut undriven = cluster.own_trees().await?;
-    undriven.retain(|root| engine.active_runs.get(*root).is_none());
+    undriven.retain(|root| {
+        let is_driven = engine.active_runs.get(*root).is_some();
+        !is_driven && !engine.sleeping_trees.contains(*root)
+    });
     given_up.retain(|root| undriven.contains(root));
     undriven.retain(|root| !given_up.contains(root));
     let again = undriven.iter().filter(|root| before.contains(root));
     let again: Vec<RunId> = again.copied().collect();
     *before = undriven;
-    for root in resume(engine, cluster, again).await? {
+    for root in resume(engine, again).await? {
         permits::give_up(engine, cluster, root).await?;
         given_up.insert(root);
     }
@@ -153,23 +168,23 @@ async fn take_undriven(
 
 /// Resumes trees of this node, and returns those that cannot be resumed. Those that are suspended here are left to what resumes
 /// them once their tasks have ended.
-pub async fn resume(
-    engine: &Arc<Engine>,
-    cluster: &dyn Cluster,
-    roots: Vec<RunId>,
-) -> Result<Vec<RunId>, StoreError> {
-    resume_trees(engine, cluster, roots, false).await
+pub async fn resume(engine: &Arc<Engine>, roots: Vec<RunId>) -> Result<Vec<RunId>, StoreError> {
+    resume_trees(engine, roots, false).await
 }
 
 async fn resume_trees(
     engine: &Arc<Engine>,
-    cluster: &dyn Cluster,
     mut roots: Vec<RunId>,
     may_leave: bool,
 ) -> Result<Vec<RunId>, StoreError> {
+    let all = roots.clone();
+    let are_asleep = roots
+        .iter()
+        .all(|root| engine.sleeping_trees.contains(*root));
     let _gate = engine.suspension.resume_lock.write().await;
     roots.retain(|root| engine.active_runs.get(*root).is_none());
     if roots.is_empty() {
+        engine.sleeping_trees.remove(&all);
         return Ok(Vec::new());
     }
     let store = engine.journal.store();
@@ -179,7 +194,7 @@ async fn resume_trees(
         roots.retain(|root| owned.contains(root));
     }
     let mut unfinished = store.unfinished_trees(roots.clone()).await?;
-    if may_leave {
+    if let Some(cluster) = store.cluster().filter(|_| may_leave) {
         let left = leave_to_others(engine, cluster, &mut unfinished).await?;
         roots.retain(|root| !left.contains(root));
     }
@@ -190,16 +205,25 @@ async fn resume_trees(
             engine.orphans.take_tree(*root);
         }
     })?;
-    tracing::info!("Taking over {}", counted(recovered.len(), "root run"));
     let resumed: HashSet<RunId> = recovered.iter().map(|root| root.run.id).collect();
     roots.retain(|root| !resumed.contains(root));
-    root_run::resume_all(engine, recovered, HashMap::new());
+    let kept = engine.sleeping_trees.take_session_guards(&all).into_iter();
+    let kept = kept.map(|(root, guard)| (root, (None, Some(guard))));
+    root_run::resume_all(engine, recovered, kept.collect());
+    engine.sleeping_trees.remove(&all);
+    if let Some(cluster) = store.cluster().filter(|_| !are_asleep) {
+        announce(cluster, resumed);
+    }
+    engine.suspension.changed.notify_waiters();
+    Ok(roots)
+}
+
+/// Tells the other nodes which trees this one has, and performs what was requested of them and the last owner has not performed.
+fn announce(cluster: &dyn Cluster, resumed: HashSet<RunId>) {
+    tracing::info!("Taking over {}", counted(resumed.len(), "root run"));
     if !resumed.is_empty() {
         let taken = resumed.into_iter().collect();
         cluster.send(None, NodeMessage::Taken(cluster.node(), taken));
     }
-    engine.suspension.changed.notify_waiters();
-    // Those that the last owner has not performed.
     cluster.send(Some(cluster.node()), NodeMessage::Requests);
-    Ok(roots)
 }

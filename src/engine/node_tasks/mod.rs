@@ -16,6 +16,7 @@ pub mod ended_waits;
 pub mod message_loop;
 pub mod other_agents;
 pub mod resume_suspended;
+pub mod sleep;
 pub mod unserved;
 
 /// A budget may be passed by what all nodes spend within this time.
@@ -27,6 +28,7 @@ type Owner<'e> = (&'e TaskTracker, &'e CancellationToken);
 pub fn start(engine: &Arc<Engine>) {
     let drained = (&engine.tasks, &engine.draining);
     spawn(engine, drained, "Ending waits", ended_waits::run);
+    spawn(engine, drained, "Waking runs", sleep::run);
     if engine.journal.store().cluster().is_none() {
         return;
     }

@@ -28,6 +28,7 @@ use crate::store::runs::UnfinishedRun;
 use crate::store::{ResumeState, StoreError};
 
 pub mod interrupted_runs;
+pub mod sleeping;
 
 /// Resumes an orphaned child below `parent`, once, and adds it to the active runs. `accounts` are those that it draws on
 /// beside its own. `None` if it is not among the orphans or cannot be resumed.
@@ -132,6 +133,7 @@ pub fn tree(engine: &Engine, run: &Run, continuation: &ResumeState, agent: &Agen
         owner: run.owner.as_deref().map(Box::from),
         ad_hoc_quotas: AdHocQuotas::default(),
         is_recovered: true,
+        has_slept: engine.sleeping_trees.contains(run.id),
         keeps_memory: agent.keeps_memory,
         evaluation: agent
             .evaluation

@@ -115,6 +115,9 @@ pub fn start_run(context: &RunContext, run: &mut Arc<Run>, start: RunStart) -> P
     let at = now();
     let record = Arc::make_mut(run);
     if let RunStart::Resumed(_) = start {
+        if context.run.tree.has_slept {
+            return PendingWrite::new(Change::Unchanged);
+        }
         record.attempt += 1;
         let resumed = EventKind::RunResumed {
             attempt: record.attempt,

@@ -1,0 +1,84 @@
+//! Puts trees to sleep that wait for times and events only, and wakes them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::SignedDuration;
+use tracing::{debug, warn};
+
+use crate::domain::run::{RunId, now};
+use crate::engine::context::Engine;
+use crate::engine::node_tasks::claims;
+
+/// Trees that are put to sleep or woken at once: clients that change runs wait meanwhile.
+const MAX_TREES: usize = 250;
+const RETRY_INTERVAL: SignedDuration = SignedDuration::from_secs(1);
+
+/// Goes on until the daemon drains.
+pub async fn run(engine: Arc<Engine>) {
+    let trees = &engine.sleeping_trees;
+    loop {
+        // Subscribe before looking, so that no change is missed.
+        let moved = trees.moved.notified();
+        let delay = trees.next_look().unwrap_or(Duration::MAX);
+        tokio::select! {
+            () = tokio::time::sleep(delay) => {}
+            () = moved => continue,
+            () = engine.draining.cancelled() => return trees.suspend_sessions(),
+        }
+        if engine.suspension.is_store_down() {
+            tokio::time::sleep(RETRY_INTERVAL.unsigned_abs()).await;
+            continue;
+        }
+        wake_due(&engine).await;
+        put_to_sleep(&engine).await;
+    }
+}
+
+async fn wake_due(engine: &Arc<Engine>) {
+    loop {
+        let due = engine.sleeping_trees.take_due(MAX_TREES);
+        if due.is_empty() {
+            return;
+        }
+        debug!("Waking {} trees", due.len());
+        if let Err(error) = claims::wake(engine, due.clone()).await {
+            warn!(error = %error, "Runs whose wait has ended cannot be read, trying again: {error}");
+            let at = now().saturating_add(RETRY_INTERVAL).unwrap_or_default();
+            return engine.sleeping_trees.retry(&due, at);
+        }
+    }
+}
+
+/// Ends the tasks of trees that only sleep. Their runs stay as they are in the record.
+async fn put_to_sleep(engine: &Engine) {
+    let candidates = engine.sleeping_trees.take_candidates(MAX_TREES);
+    if candidates.is_empty() || engine.playbacks.is_some() {
+        return;
+    }
+    let _gate = engine.suspension.resume_lock.write().await;
+    let unreleased = engine.cluster_permits.unreleased();
+    let is_released = |root: &RunId| !unreleased.iter().any(|(id, _)| id == root);
+    let candidates = candidates.into_iter().filter(is_released).collect();
+    let asleep = engine
+        .active_runs
+        .take_sleeping(candidates, &engine.sleeping_trees);
+    if asleep.is_empty() {
+        return;
+    }
+    let roots = asleep.iter().map(|(root, _)| root.scope.run).collect();
+    let recorded = engine.journal.store().sleeping_trees(Some(roots)).await;
+    let recorded = recorded.unwrap_or_default();
+    for (root, waits) in asleep {
+        let id = root.scope.run;
+        let found = recorded
+            .iter()
+            .find(|tree| tree.root == id && tree.waits == waits);
+        // Otherwise a wait has just ended, or it is not known.
+        let wakes_at = found.map_or_else(|| Some(now()), |tree| tree.until);
+        if let Some(at) = wakes_at {
+            engine.sleeping_trees.wake_at(id, at);
+        }
+        root.cancel_token.cancel();
+    }
+}
