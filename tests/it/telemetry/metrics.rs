@@ -15,12 +15,13 @@ use crate::support::within_timeout;
 const QUICK: &str = "[retry]\ninitial_delay_ms = 1\nmax_delay_ms = 2";
 
 /// What the contract names, and of what type each is.
-const NAMES: [(&str, &str); 46] = [
+const NAMES: [(&str, &str); 47] = [
     ("axed_runs_total", "counter"),
     ("axed_runs_failed_total", "counter"),
     ("axed_runs_running", "gauge"),
     ("axed_runs_queued", "gauge"),
     ("axed_runs_suspended", "gauge"),
+    ("axed_runs_asleep", "gauge"),
     ("axed_runs_queued_bytes", "gauge"),
     ("axed_request_body_bytes", "gauge"),
     ("axed_queue_wait_seconds", "histogram"),

@@ -4,6 +4,6 @@
 mod collector;
 mod gauges;
 mod logs;
-mod metrics;
+pub mod metrics;
 #[cfg(feature = "otel")]
 mod traces;

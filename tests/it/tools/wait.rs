@@ -16,45 +16,45 @@ use crate::tools::approvals::find;
 const SCOPES: &str = "scopes = [\"run\", \"read\"]";
 const WAITS: &str = "[wait]\nenabled = true\nmax = 100000\n";
 
-fn patient(more: &str) -> Setup {
+pub fn patient(more: &str) -> Setup {
     TestApp::setup()
         .agent("patient", &format!("{more}{WAITS}"))
         .agent("planner", "sub_agents = [\"patient\"]")
 }
 
-fn sleeps(arguments: Value) -> ScriptedAnswer {
+pub fn sleeps(arguments: Value) -> ScriptedAnswer {
     calls([("sleep", arguments)])
 }
 
-fn waits_for(key: &str) -> ScriptedAnswer {
+pub fn waits_for(key: &str) -> ScriptedAnswer {
     calls([("wait_for", json!({"event": "order.paid", "key": key}))])
 }
 
-async fn publish(app: &TestApp, key: &str, data: Value) -> u64 {
+pub async fn publish(app: &TestApp, key: &str, data: Value) -> u64 {
     let body = json!({"event": "order.paid", "key": key, "data": data});
     published(&app.post("/events", &body).await)
 }
 
-fn published(response: &ApiResponse) -> u64 {
+pub fn published(response: &ApiResponse) -> u64 {
     assert_eq!(response.status, 202, "{}", response.text);
     response.json()["woken"].as_u64().expect("a number")
 }
 
 /// Sets the agent to work and waits until its run waits.
-async fn waiting(app: &TestApp, agent: &str) -> String {
+pub async fn waiting(app: &TestApp, agent: &str) -> String {
     let id = app.start(agent, "go").await.id().to_owned();
     waits(app, &id).await;
     id
 }
 
-async fn waits(app: &TestApp, id: &str) {
+pub async fn waits(app: &TestApp, id: &str) {
     let path = format!("/runs/{id}");
     app.get_until(&path, |got| got.json()["status"] == "waiting")
         .await;
 }
 
 /// The result of the only call of the run's first turn.
-async fn result(run: &Run<'_>) -> (String, bool) {
+pub async fn result(run: &Run<'_>) -> (String, bool) {
     let messages = run.messages().await;
     let mut messages = messages["data"].as_array().expect("messages").iter();
     let message = messages.find(|it| it["role"] == "tool").expect("a result");
