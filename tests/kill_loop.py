@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Kills the daemon again and again while runs are started, forked, steered, approved and answered, then checks that nothing is
+"""Kills the daemon again and again while runs are started, forked, steered, approved, answered and woken, then checks that nothing is
 lost or done twice.
 
     tests/kill_loop.py AXED [--kills 25] [--seed N]
 
 Checks after the last restart, over the API alone: every accepted request is one run; every run has ended; its events have
 no gap and one end; a call that is not safe to repeat is recorded before it is performed, and performed at most once;
-an answer that was accepted is the only one to its question, and the result of its call; a message that was accepted is read or has
-a warning; the usage is the sum over all runs.
+an answer that was accepted is the only one to its question, and the result of its call; a wait ends once, with an event that its run
+has not received before; a message that was accepted is read or has a warning; the usage is the sum over all runs.
 """
 
 import argparse, collections, http.client, http.server, json, os, pathlib, random, signal, subprocess, sys, tempfile
@@ -15,6 +15,8 @@ import threading, time, uuid
 
 # In this time a run has to end while others wait for it.
 SETTLE_SECONDS = 120
+# Of the events that wake runs.
+KEYS = ("1", "2", "3")
 LEDGER = """
 import json, sys
 for line in sys.stdin:
@@ -37,10 +39,11 @@ for line in sys.stdin:
 CONFIG = '[providers.fake]\nkind = "openai"\nbase_url = "http://{host}:{port}"\n[runs]\nmax_running = 8\n'
 SERVER = '\n[[mcp_servers]]\nname = "ledger"\ntransport = "stdio"\ncommand = "python3"\nargs = ["{home}/ledger.py", "{home}/ledger"]\n'
 AGENTS = {
-    "boss": 'sub_agents = ["worker"]\n',
+    "boss": 'sub_agents = ["worker", "patient"]\n',
     "worker": "",
     "careful": 'approve = ["ledger__pay"]\n',
     "curious": "[ask]\nenabled = true\n",
+    "patient": "[wait]\nenabled = true\n",
 }
 
 
@@ -59,8 +62,10 @@ class Provider(http.server.BaseHTTPRequestHandler):
             calls.append(("ledger__pay", {"id": uuid.uuid4().hex}))
             if body["model"] == "curious":
                 calls = [("ask_person", {"question": f"{n}?"}) for n in (1, 2)]
+            if body["model"] == "patient":
+                calls = [("sleep", {"seconds": random.randint(1, 4)}), ("wait_for", {"event": "tick", "key": random.choice(KEYS)})]
             if body["model"] == "boss":
-                calls += [("call_agent", {"agent": "worker", "task": f"part {n}"}) for n in (1, 2)]
+                calls += [("call_agent", {"agent": agent, "task": f"part of {agent}"}) for agent in ("worker", "patient")]
         delta = {"content": " | ".join(said)}
         if calls:
             delta = {"tool_calls": [
@@ -151,6 +156,7 @@ class Client:
 
     def __init__(self, dice):
         self.dice, self.roots, self.open, self.messages, self.answers = dice, {}, {}, {}, {}
+        self.published = set()
         self.counts = collections.Counter()
 
     def start(self, daemon, path, body):
@@ -181,7 +187,7 @@ class Client:
         choice = self.dice.random()
         runs = list(self.roots.values())
         if choice < 0.35 or not runs:
-            agent = self.dice.choice(["boss", "boss", "careful", "curious"])
+            agent = self.dice.choice(["boss", "boss", "careful", "curious", "patient"])
             return self.start(daemon, f"/agents/{agent}/runs", {"input": f"task {uuid.uuid4().hex}"})
         run = self.dice.choice(runs[-12:])
         tree = [it["id"] for it in nodes(daemon.get(f"/runs/{run}/tree"))] if self.dice.random() < 0.4 else [run]
@@ -198,7 +204,16 @@ class Client:
             assert status in (200, 202, 409), (status, answer)
             self.counts["pause or resume"] += 1
             return None
+        if choice < 0.9:
+            return self.publish(daemon, self.dice.choice(KEYS))
         return self.decide(daemon)
+
+    def publish(self, daemon, key):
+        data = uuid.uuid4().hex
+        self.published.add(data)
+        status, answer = daemon.send("POST", "/events", {"event": "tick", "key": key, "data": data})
+        assert status == 202, (status, answer)
+        self.counts["event"] += 1
 
     def decide(self, daemon):
         for call in daemon.get("/approvals")["data"]:
@@ -222,6 +237,8 @@ def settle(daemon, client):
     end, fewest = time.monotonic() + SETTLE_SECONDS, None
     while time.monotonic() < end:
         client.decide(daemon)
+        for key in KEYS:
+            client.publish(daemon, key)
         open_runs = [it for it in daemon.pages("/runs?limit=100") if it["status"] not in ("completed", "failed", "cancelled")]
         if not open_runs:
             return
@@ -310,6 +327,19 @@ class Check:
                 assert results[question].endswith(text), f"{id}: {results[question]} is not {text}"
         assert not accepted, f"lost answers: {accepted}"
 
+    def waits(self):
+        for id, events in self.events.items():
+            started = [it["tool_call_id"] for it in events if it["type"] == "wait.started"]
+            ended = {it["tool_call_id"]: it.get("data") for it in events if it["type"] == "wait.ended"}
+            count = sum(it["type"] == "wait.ended" for it in events)
+            assert len(set(started)) == len(started) and len(ended) == count, f"{id}: a wait began or ended twice"
+            received = [data for data in ended.values() if data]
+            assert len(set(received)) == len(received), f"{id}: received twice: {received}"
+            assert set(received) <= self.client.published, f"{id}: {received}"
+            results = {it["tool_call_id"]: it["result"] for it in events if it["type"] == "tool.completed" and not it["is_error"]}
+            for call, data in ended.items():
+                assert not data or data in results.get(call, data), f"{id}: {results[call]} is not {data}"
+
     def messages(self):
         for content, id in self.client.messages.items():
             run = self.runs[id]
@@ -363,6 +393,7 @@ def main():
             failures = check.ends()
             check.payments()
             check.answers()
+            check.waits()
             check.messages()
             check.usage()
             counts = ", ".join(f"{count} {what}" for what, count in sorted(client.counts.items()))

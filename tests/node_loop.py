@@ -67,6 +67,7 @@ def check(home, client, cluster, schedules, hooks):
     failures = check.ends()
     check.payments()
     check.answers()
+    check.waits()
     check.messages()
     check.usage()
     in_sessions = check_sessions(check, not cluster.clocks)

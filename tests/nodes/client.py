@@ -79,7 +79,7 @@ class Client(kill_loop.Client):
 
     def take_over(self, other):
         """What the other one has started counts as started by this one."""
-        for name in ("open", "roots", "messages", "answered", "batches", "counts"):
+        for name in ("open", "roots", "messages", "answers", "published", "answered", "batches", "counts"):
             getattr(self, name).update(getattr(other, name))
 
     def wait_for_batches(self, daemon):
