@@ -215,7 +215,7 @@ async fn look_up<'a>(
     let requested = recorded_calls.inputs_requested.get(input.id);
     let _guard;
     if requested.is_some() {
-        _guard = inputs.early_decision_lock.lock().await;
+        _guard = inputs.early_decision_lock(run).lock().await;
         // An answer may have arrived since this run's record was read.
         let recorded_calls = run_log::load_calls(&context.engine, run).await?;
         if let Some(answer) = recorded_calls.decisions.get(input.id) {
@@ -433,7 +433,7 @@ async fn decide_early(
     call: &str,
     decision: InputAnswer,
 ) -> Result<bool, DecideError> {
-    let _guard = engine.pending_inputs.early_decision_lock.lock().await;
+    let _guard = engine.pending_inputs.early_decision_lock(id).lock().await;
     let _gate = engine.suspension.resume_lock.read().await;
     if engine.pending_inputs.is_waiting(id, call, decision.kind) {
         return Ok(false);

@@ -18,9 +18,8 @@ use crate::tools::toolbox::Toolbox;
 #[derive(Default)]
 pub struct PendingInputs {
     waiters: Mutex<Waiters>,
-    /// Held while a decision is recorded for a call of an earlier process that nobody waits for yet, and while such a
-    /// call looks for its decision, so that one of the two comes first. Rare; spans a read and a write of the store.
-    pub early_decision_lock: tokio::sync::Mutex<()>,
+    /// See [`PendingInputs::early_decision_lock`]. Thousands of sleeping runs may get an event at once.
+    early_decision_locks: [tokio::sync::Mutex<()>; 32],
     /// Notified when a call begins to wait.
     pub registered: Notify,
 }
@@ -63,6 +62,14 @@ pub enum DeliveryResult {
 }
 
 impl PendingInputs {
+    /// Held while a decision is recorded for a call of this run that nobody waits for, because an earlier process requested it or the
+    /// run sleeps, and while such a call looks for its decision, so that one of the two comes first. Spans a read and a write of the
+    /// store.
+    pub fn early_decision_lock(&self, run: RunId) -> &tokio::sync::Mutex<()> {
+        let [.., last] = run.0.as_bytes();
+        &self.early_decision_locks[usize::from(*last) % self.early_decision_locks.len()]
+    }
+
     pub fn deliver(&self, run: RunId, id: &str, answer: &InputAnswer) -> DeliveryResult {
         let mut waiters = self.lock();
         let entry = waiters.get_mut(&(run, id.to_owned()));
