@@ -142,7 +142,7 @@ pub struct SleepingTree {
     pub owner: Option<String>,
     pub session: Option<String>,
     /// How many of its calls wait.
-    pub waits: usize,
+    pub waits: u32,
     /// When the first of these ends by itself; `None` if none does.
     pub until: Option<Timestamp>,
     /// Whether something was recorded after the last of them began.

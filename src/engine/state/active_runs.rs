@@ -74,9 +74,9 @@ impl ActiveRuns {
         &self,
         roots: HashSet<RunId>,
         sleeping: &SleepingTrees,
-    ) -> Vec<(Arc<ActiveRun>, usize)> {
+    ) -> Vec<(Arc<ActiveRun>, u32)> {
         let mut runs = self.lock();
-        let mut waits: HashMap<RunId, usize> = HashMap::new();
+        let mut waits: HashMap<RunId, u32> = HashMap::new();
         let mut awake = HashSet::new();
         for run in runs.values().filter(|run| roots.contains(&run.scope.root)) {
             match run.clock().pause.sleeping() {

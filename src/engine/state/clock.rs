@@ -48,18 +48,19 @@ impl Clock {
         let instant = Instant::now();
         self.pause = before.next(event, instant);
         let (from, to) = (before.waiting_for(), self.pause.waiting_for());
-        let transition = match (before.paused_since(), self.pause.paused_since()) {
-            (None, Some(_)) => Some(Transition::Paused(to)),
-            (Some(since), None) => {
-                if let Some(deadline) = self.deadline.as_mut().filter(|it| it.at > since) {
-                    deadline.at += instant - since;
-                }
-                Some(Transition::Resumed(from))
-            }
-            (Some(_), Some(_)) if from != to => Some(Transition::Changed { from, to }),
-            (None, None) | (Some(_), Some(_)) => None,
-        };
         let is_paused = self.pause.paused_since().is_some();
+        if let (Some(since), false) = (before.paused_since(), is_paused)
+            && let Some(deadline) = self.deadline.as_mut().filter(|it| it.at > since)
+        {
+            deadline.at += instant - since;
+        }
+        // While children in the background work, the runs above do not see the run wait.
+        let transition = match (before.is_idle(), self.pause.is_idle()) {
+            (false, true) => Some(Transition::Paused(to)),
+            (true, false) => Some(Transition::Resumed(from)),
+            (true, true) if from != to => Some(Transition::Changed { from, to }),
+            (false, false) | (true, true) => None,
+        };
         let record = if is_paused && self.recorded != Some(to) {
             self.recorded = Some(to);
             Some(Change::Pause {

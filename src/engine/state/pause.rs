@@ -17,7 +17,7 @@ pub enum PauseReason {
     Turn(WaitingFor),
 }
 
-/// What changes the calls of a run.
+/// What changes the calls of a run, or its children.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PauseEvent {
     CallsStarted(usize),
@@ -40,15 +40,39 @@ pub enum PauseEvent {
     },
     /// The run, or a run below it, is about to do something, and no call has changed.
     Resumed,
+    /// A child in the background has changed, which no call of the run waits for.
+    Background(BackgroundEvent),
 }
 
-/// How many calls of a run are in which state.
+/// What happens to a child in the background.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BackgroundEvent {
+    Started,
+    Ended,
+    Paused(WaitingFor),
+    Resumed(WaitingFor),
+    Changed {
+        from: WaitingFor,
+        to: WaitingFor,
+    },
+    /// It, or a run below it, is about to do something.
+    Works,
+}
+
+/// How many calls and children of a run are in which state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Calls {
-    running: usize,
-    /// Calls that wait, or whose child run is paused, and a turn that waits: by what it is that they wait for, in the order of
-    /// [`WaitingFor::ALL`].
-    waiting: [usize; WaitingFor::ALL.len()],
+    /// Calls, and the children that they wait for; a turn that waits.
+    own: Counts,
+    /// Children in the background.
+    background: Counts,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Counts {
+    running: u32,
+    /// Those that wait, or whose child run is paused: by what it is that they wait for, in the order of [`WaitingFor::ALL`].
+    waiting: [u32; WaitingFor::ALL.len()],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +97,7 @@ impl Pause {
     /// The state after an event that happens at `now`.
     pub fn next(self, event: PauseEvent, now: Instant) -> Self {
         let calls = self.calls().after(event);
-        let is_paused = calls.waiting() > 0 && calls.running == 0;
+        let is_paused = calls.own.waiting() > 0 && calls.own.running == 0;
         match (self, is_paused) {
             (Self::Paused { since, .. }, true) => Self::Paused { calls, since },
             (Self::Running(_) | Self::Resuming(_), true) => Self::Paused { calls, since: now },
@@ -97,25 +121,33 @@ impl Pause {
         matches!(self, Self::Paused { .. } | Self::Resuming(_))
     }
 
+    /// Whether the run is paused, and no child in the background works.
+    pub fn is_idle(&self) -> bool {
+        self.paused_since().is_some() && self.calls().background.running == 0
+    }
+
     pub fn has_waiting_calls(&self) -> bool {
-        self.calls().waiting() > 0
+        self.calls().own.waiting() > 0
     }
 
-    /// What a paused run waits for: the first that applies to it or to one of its children.
+    /// What a paused run waits for: the first that applies to it or to one of its children. Children in the background count
+    /// if none of them works.
     pub fn waiting_for(&self) -> WaitingFor {
-        let mut counts = WaitingFor::ALL.into_iter().zip(self.calls().waiting);
-        let first = counts.find(|(_, count)| *count > 0);
-        first.map_or(WaitingFor::Batch, |(waiting_for, _)| waiting_for)
+        let Calls { own, background } = self.calls();
+        let shows_background = background.running == 0;
+        let mut reasons = WaitingFor::ALL.into_iter();
+        let first = reasons.find(|reason| {
+            let reason = *reason as usize;
+            own.waiting[reason] > 0 || (shows_background && background.waiting[reason] > 0)
+        });
+        first.unwrap_or(WaitingFor::Batch)
     }
 
-    /// How many calls and child runs a paused run waits for, if all of them wait for a time or an event.
-    pub fn sleeping(&self) -> Option<usize> {
-        let Self::Paused { calls, .. } = self else {
-            return None;
-        };
-        let sleeping = [WaitingFor::Sleep, WaitingFor::Event];
-        let sleeping = sleeping.map(|it| calls.waiting[it as usize]).iter().sum();
-        (calls.waiting() == sleeping).then_some(sleeping)
+    /// How many calls and children an idle run waits for, if all of them wait for a time or an event.
+    pub fn sleeping(&self) -> Option<u32> {
+        let Calls { own, background } = self.calls();
+        let sleeping = own.sleeping() + background.sleeping();
+        (self.is_idle() && own.waiting() + background.waiting() == sleeping).then_some(sleeping)
     }
 
     fn calls(&self) -> Calls {
@@ -149,19 +181,76 @@ impl PauseEvent {
             | Self::CallPaused(_)
             | Self::CallChanged { .. }
             | Self::ChildPaused(_)
-            | Self::ChildChanged { .. } => false,
+            | Self::ChildChanged { .. }
+            | Self::Background(_) => false,
+        }
+    }
+
+    /// Whether the run, or a run below it, does something after this event.
+    pub fn is_work(self) -> bool {
+        let in_background = matches!(
+            self,
+            Self::Background(BackgroundEvent::Works | BackgroundEvent::Resumed(_))
+        );
+        in_background || self.is_resumption()
+    }
+
+    /// The event of a child, if it is in the background.
+    pub fn in_background(self) -> Self {
+        match self {
+            Self::ChildPaused(reason) => Self::Background(BackgroundEvent::Paused(reason)),
+            Self::ChildResumed(reason) => Self::Background(BackgroundEvent::Resumed(reason)),
+            Self::ChildChanged { from, to } => {
+                Self::Background(BackgroundEvent::Changed { from, to })
+            }
+            Self::Resumed => Self::Background(BackgroundEvent::Works),
+            other => other,
         }
     }
 }
 
 impl Calls {
-    fn waiting(self) -> usize {
+    fn after(self, event: PauseEvent) -> Self {
+        let Self { own, background } = self;
+        match event {
+            PauseEvent::Background(event) => Self {
+                background: background.after_background(event),
+                ..self
+            },
+            event => Self {
+                own: own.after(event),
+                ..self
+            },
+        }
+    }
+}
+
+impl Counts {
+    fn waiting(self) -> u32 {
         self.waiting.iter().sum()
+    }
+
+    fn sleeping(self) -> u32 {
+        let sleeping = [WaitingFor::Sleep, WaitingFor::Event];
+        sleeping.map(|it| self.waiting[it as usize]).iter().sum()
+    }
+
+    fn after_background(self, event: BackgroundEvent) -> Self {
+        match event {
+            BackgroundEvent::Started => self.start(1),
+            BackgroundEvent::Ended => self.stop(),
+            BackgroundEvent::Paused(reason) => self.after(PauseEvent::ChildPaused(reason)),
+            BackgroundEvent::Resumed(reason) => self.after(PauseEvent::ChildResumed(reason)),
+            BackgroundEvent::Changed { from, to } => {
+                self.after(PauseEvent::ChildChanged { from, to })
+            }
+            BackgroundEvent::Works => self,
+        }
     }
 
     fn after(self, event: PauseEvent) -> Self {
         match event {
-            PauseEvent::CallsStarted(count) => self.start(count),
+            PauseEvent::CallsStarted(count) => self.start(u32::try_from(count).unwrap_or(u32::MAX)),
             PauseEvent::CallFinished => self.stop(),
             PauseEvent::CallPaused(reason) if reason.is_of_call() => {
                 self.stop().wait_for(reason.waiting_for())
@@ -179,12 +268,12 @@ impl Calls {
             PauseEvent::ChildChanged { from, to } => {
                 self.wait_no_more(Some(from)).wait_for(Some(to))
             }
-            PauseEvent::Resumed => self,
+            PauseEvent::Resumed | PauseEvent::Background(_) => self,
         }
     }
 
-    fn start(mut self, count: usize) -> Self {
-        self.running += count;
+    fn start(mut self, count: u32) -> Self {
+        self.running = self.running.saturating_add(count);
         self
     }
 
@@ -215,6 +304,7 @@ mod tests {
 
     use tokio::time::Instant;
 
+    use super::BackgroundEvent::{Ended, Paused, Resumed as BackgroundResumed, Started};
     use super::PauseEvent::{
         CallChanged, CallFinished, CallPaused, CallResumed, CallsStarted, ChildChanged,
         ChildPaused, ChildResumed, Resumed,
@@ -224,6 +314,7 @@ mod tests {
     use crate::domain::waiting_for::WaitingFor;
 
     const APPROVAL: PauseReason = PauseReason::Call(WaitingFor::Approval);
+    const AGENTS: PauseReason = PauseReason::Call(WaitingFor::Agents);
     const BATCH: PauseReason = PauseReason::Turn(WaitingFor::Batch);
     const CALL_HELD: PauseReason = PauseReason::Call(WaitingFor::Resume);
     const TURN_HELD: PauseReason = PauseReason::Turn(WaitingFor::Resume);
@@ -315,6 +406,28 @@ mod tests {
             CallPaused(CALL_HELD),
             CallPaused(CALL_HELD)
         ]));
+    }
+
+    #[test]
+    fn children_in_the_background_neither_pause_their_parent_nor_hide_what_all_of_them_wait_for() {
+        let of_child = |event| PauseEvent::Background(event);
+        let [one, two] = [of_child(Started), of_child(Started)];
+        let asks = of_child(Paused(WaitingFor::Approval));
+        assert!(!is_paused(&[one, asks]), "its own turn goes on");
+        let waits = [one, two, CallsStarted(1), CallPaused(AGENTS)];
+        let after = |events: &[PauseEvent]| after(Pause::default(), &[&waits, events].concat());
+        let seen = |events: &[PauseEvent]| {
+            let pause = after(events);
+            assert!(pause.paused_since().is_some(), "{events:?}");
+            (pause.is_idle(), pause.waiting_for())
+        };
+        assert_eq!(seen(&[]), (false, WaitingFor::Agents));
+        assert_eq!(seen(&[asks]), (false, WaitingFor::Agents));
+        let ended = of_child(Ended);
+        assert_eq!(seen(&[asks, ended]), (true, WaitingFor::Approval));
+        let resumed = of_child(BackgroundResumed(WaitingFor::Approval));
+        assert_eq!(seen(&[asks, ended, resumed]), (false, WaitingFor::Agents));
+        assert!(!after(&[CallResumed(AGENTS)]).is_recorded());
     }
 
     #[test]
