@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use crate::domain::counted::counted;
 use crate::domain::event::EventKind;
 use crate::domain::run::{Run, RunId, Status};
+use crate::domain::waiting_for::WaitingFor;
 use crate::engine::admission::acceptance::Acceptance;
 use crate::engine::admission::placement;
 use crate::engine::admission::run_permits::RunPermits;
@@ -313,8 +314,8 @@ pub fn resume_all(
             };
             Some(engine.sessions.enter_accepted(key, run.id))
         });
-        // A run that waits for approval needs no permit until it resumes.
-        let is_ready = run.status != Status::Waiting;
+        // A run that waits for approval needs no permit until it resumes. Children in the background work, or have ended.
+        let is_ready = run.status != Status::Waiting || run.waiting_for == Some(WaitingFor::Agents);
         let admission = match permit {
             Some(permit) => Some(Admission::Permit(permit)),
             None => is_ready.then(|| {

@@ -14,7 +14,7 @@ use crate::engine::context::RunContext;
 use crate::engine::record::journal;
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::clock::{PauseChange, Transition};
-use crate::engine::state::pause::{PauseEvent, PauseReason};
+use crate::engine::state::pause::{BackgroundEvent, PauseEvent, PauseReason};
 use crate::engine::state::turn_error::TurnError;
 use crate::record::entry::Entry;
 use crate::store::{Change, StoreError};
@@ -101,16 +101,25 @@ async fn wait_for_release(run: &ActiveRun) -> Result<(), TurnError> {
 
 /// Marks a running call as finished.
 pub async fn finish_call(context: &RunContext) -> Result<(), StoreError> {
+    finish(context, PauseEvent::CallFinished).await
+}
+
+/// Marks a child of the run that worked in the background as ended.
+pub async fn finish_in_background(context: &RunContext) -> Result<(), StoreError> {
+    finish(context, PauseEvent::Background(BackgroundEvent::Ended)).await
+}
+
+async fn finish(context: &RunContext, event: PauseEvent) -> Result<(), StoreError> {
     {
         let mut clock = context.run.clock();
         if !clock.pause.has_waiting_calls() {
             // This cannot pause the run.
-            clock.apply(PauseEvent::CallFinished);
+            clock.apply(event);
             return Ok(());
         }
     }
     let guard = context.run.tree.root_permit.update_lock.lock().await;
-    let recorded = propagate_pause(context, PauseEvent::CallFinished, None).await?;
+    let recorded = propagate_pause(context, event, None).await?;
     drop(guard);
     commit(context, recorded).await
 }
@@ -212,7 +221,7 @@ pub async fn suspended(context: &RunContext, session_suspended: Option<Cancellat
         let mut began_waiting = pin!(permits.began_waiting.notified());
         changed.as_mut().enable();
         began_waiting.as_mut().enable();
-        if context.run.is_waiting() || permits.is_waiting(context.run.scope.root) {
+        if context.run.is_idle() || permits.is_waiting(context.run.scope.root) {
             // Before its place in the session is free.
             session_suspended.cancel();
             return;
@@ -273,10 +282,16 @@ async fn propagate_pause(
             Some(Transition::Paused(reason)) => PauseEvent::ChildPaused(reason),
             Some(Transition::Resumed(reason)) => PauseEvent::ChildResumed(reason),
             Some(Transition::Changed { from, to }) => PauseEvent::ChildChanged { from, to },
-            None if event.is_resumption() => PauseEvent::Resumed,
+            None if event.is_work() => PauseEvent::Resumed,
             None => break,
         };
-        next = run.parent.as_deref().map(|parent| (parent, parent_event));
+        next = run.parent.as_deref().map(|parent| {
+            let is_background = parent.has_in_background(run.scope.run);
+            match is_background {
+                true => (parent, parent_event.in_background()),
+                false => (parent, parent_event),
+            }
+        });
         if next.is_none() && matches!(transition, Some(Transition::Paused(_))) {
             paused_root = Some(run);
         }

@@ -2,7 +2,7 @@
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use jiff::Timestamp;
 use tokio::sync::watch;
@@ -11,9 +11,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::domain::agent::Agent;
 use crate::domain::message::ToolResult;
-use crate::domain::run::{Run, Scope};
+use crate::domain::run::{Run, RunId, Scope};
 use crate::domain::usage::{CallLimit, Cost, ModelUsage, TreeUsage, Usage};
 use crate::domain::warning::{RunWarning, Warning};
+use crate::engine::state::background::BackgroundChildren;
 use crate::engine::state::budget::{AccountIds, Amount, BudgetExceeded, BudgetRefusal};
 use crate::engine::state::clock::Clock;
 use crate::engine::state::deadline::Deadline;
@@ -51,6 +52,8 @@ pub struct ActiveRun {
     /// The batch that an earlier process submitted, until its turn is done.
     pub pending_batch: PendingBatchCell,
     pub inbox: Inbox,
+    /// Empty until it starts a child in the background.
+    pub background: OnceLock<Box<BackgroundChildren>>,
     pub turn_log: TurnLog,
     /// Only of a root whose providers stream.
     pub live_text: LiveText,
@@ -191,6 +194,7 @@ impl ActiveRun {
             refusals: Mutex::default(),
             pending_batch: PendingBatchCell::default(),
             inbox,
+            background: OnceLock::new(),
             turn_log: TurnLog::default(),
             live_text: LiveText::default(),
             warnings: Mutex::new(RunWarnings::restored(warnings)),
@@ -238,7 +242,24 @@ impl ActiveRun {
         self.clock().pause.paused_since().is_some()
     }
 
-    /// Whether the run does not begin another step: a client has paused it, or one above it.
+    /// Whether the run is paused, and nothing below it works.
+    pub fn is_idle(&self) -> bool {
+        self.clock().pause.is_idle()
+    }
+
+    /// Its children in the background.
+    pub fn background(&self) -> &BackgroundChildren {
+        let max = self.agent.delegation.max_concurrent;
+        self.background
+            .get_or_init(|| Box::new(BackgroundChildren::new(max)))
+    }
+
+    /// Whether this run is a child that it has started in the background.
+    pub fn has_in_background(&self, child: RunId) -> bool {
+        let background = self.background.get();
+        background.is_some_and(|it| it.contains(child))
+    }
+
     /// Counts its conversation among those of the tree; 0 when it has ended.
     pub fn set_conversation_bytes(&self, bytes: usize) {
         let before = self.conversation_bytes.swap(bytes, Ordering::Relaxed);
@@ -247,6 +268,7 @@ impl ActiveRun {
         of_tree.fetch_sub(before, Ordering::Relaxed);
     }
 
+    /// Whether the run does not begin another step: a client has paused it, or one above it.
     pub fn is_held(&self) -> bool {
         let mut runs = self.self_and_ancestors();
         runs.any(|run| run.is_held.load(Ordering::SeqCst))

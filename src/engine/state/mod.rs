@@ -4,6 +4,7 @@
 pub mod active_run;
 pub mod active_runs;
 pub mod ad_hoc_quotas;
+pub mod background;
 pub mod broadcaster;
 pub mod budget;
 pub mod client_calls;

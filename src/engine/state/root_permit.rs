@@ -11,7 +11,7 @@ use crate::fair::admission::RunPermit;
 /// The permit of a tree's root. It is given back while the tree is paused.
 #[derive(Debug, Default)]
 pub struct RootPermit {
-    state: Mutex<PermitState>,
+    state: Arc<Mutex<PermitState>>,
     is_queued: AtomicBool,
     /// Held while the state of a call changes and until that is recorded, so that the record has the changes in their
     /// order.
@@ -59,7 +59,7 @@ impl RootPermit {
     }
 
     /// Counts a child run until the result is dropped; `None` if the daemon has as many active runs as it allows.
-    pub fn add_child(&self) -> Option<ChildPermit<'_>> {
+    pub fn add_child(&self) -> Option<ChildPermit> {
         let mut state = lock(&self.state);
         if let Some(permit) = &mut state.permit
             && !permit.try_add_child()
@@ -67,17 +67,17 @@ impl RootPermit {
             return None;
         }
         state.children += 1;
-        Some(ChildPermit(self))
+        Some(ChildPermit(Arc::clone(&self.state)))
     }
 
     /// Like [`RootPermit::add_child`], for a child that an earlier process accepted.
-    pub fn restore_child(&self) -> ChildPermit<'_> {
+    pub fn restore_child(&self) -> ChildPermit {
         let mut state = lock(&self.state);
         if let Some(permit) = &mut state.permit {
             permit.add_children(1);
         }
         state.children += 1;
-        ChildPermit(self)
+        ChildPermit(Arc::clone(&self.state))
     }
 
     /// Marks the tree as queued for a permit until the result is dropped.
@@ -92,11 +92,11 @@ impl RootPermit {
 }
 
 /// Counts a child run until it is dropped.
-pub struct ChildPermit<'s>(&'s RootPermit);
+pub struct ChildPermit(Arc<Mutex<PermitState>>);
 
-impl Drop for ChildPermit<'_> {
+impl Drop for ChildPermit {
     fn drop(&mut self) {
-        let mut state = lock(&self.0.state);
+        let mut state = lock(&self.0);
         state.children -= 1;
         if let Some(permit) = &mut state.permit {
             permit.release_child();
