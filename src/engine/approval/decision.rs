@@ -445,7 +445,7 @@ async fn decide_early(
         Some(active_run) => {
             let journal = &engine.journal;
             let change = decision.to_change();
-            let commit = journal.append_request(&active_run, change, entry);
+            let commit = journal.append_request(&active_run, change, vec![entry]);
             commit.await?;
             active_run.tree.root_permit.changed.notify_waiters();
         }

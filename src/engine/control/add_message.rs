@@ -9,7 +9,7 @@ use crate::domain::run::{RunId, Status};
 use crate::engine::context::Engine;
 use crate::engine::history::run_log::RecordedMessages;
 use crate::engine::state::active_run::ActiveRun;
-use crate::engine::state::inbox;
+use crate::engine::state::inbox::{self, Messages};
 use crate::record::entry::Entry;
 use crate::store::{Change, IdempotencyClaim, NewMessage, StoreError};
 
@@ -85,27 +85,14 @@ async fn add_to_active(
     if messages.is_closed() {
         return Ok(None);
     }
-    let mut result = Err(StoreError::MessagesChanged(id));
-    for _ in 0..MAX_RENUMBERINGS {
-        if !messages.has_capacity(inbox::content_bytes(&request.content)) {
-            return Err(AddMessageError::TooManyUnread(id));
-        }
-        let number = messages.next_number();
-        let (change, entry) = entry(number, request);
-        let journal = &engine.journal;
-        result = journal
-            .append_request(run, change, entry)
-            .await
-            .map(|_| number);
-        if !matches!(result, Err(StoreError::MessagesChanged(_))) {
-            break;
-        }
-        let recorded = RecordedMessages::read(engine, id).await?;
-        messages.restore(&recorded.contents, recorded.read);
+    if !messages.has_capacity(inbox::content_bytes(&request.content)) {
+        return Err(AddMessageError::TooManyUnread(id));
     }
+    let result = commit_next(engine, run, &mut messages, request, |_| Vec::new()).await;
     match result {
         Ok(number) => {
-            messages.push(request.content.clone());
+            // It may wait for one.
+            run.tree.root_permit.changed.notify_waiters();
             Ok(Some(number))
         }
         Err(StoreError::AlreadyTerminal(_)) => Err(ended(engine, id).await?),
@@ -123,6 +110,36 @@ async fn add_to_active(
             Err(error.into())
         }
     }
+}
+
+/// Commits the next message of a run and adds it to those that are unread. `with` returns the entries that are committed before it, by
+/// its number.
+pub async fn commit_next(
+    engine: &Engine,
+    run: &ActiveRun,
+    messages: &mut Messages,
+    request: &MessageRequest,
+    with: impl Fn(u32) -> Vec<Entry>,
+) -> Result<u32, StoreError> {
+    let id = run.scope.run;
+    for _ in 0..MAX_RENUMBERINGS {
+        let number = messages.next_number();
+        let (change, entry) = entry(number, request);
+        let mut entries = with(number);
+        entries.push(entry);
+        let committed = engine.journal.append_request(run, change, entries);
+        match committed.await {
+            Ok(_) => {
+                messages.push(request.content.clone());
+                return Ok(number);
+            }
+            Err(StoreError::MessagesChanged(_)) => {}
+            Err(error) => return Err(error),
+        }
+        let recorded = RecordedMessages::read(engine, id).await?;
+        messages.restore(&recorded.contents, recorded.read);
+    }
+    Err(StoreError::MessagesChanged(id))
 }
 
 /// Returns `None` if the run is driven now.

@@ -49,7 +49,7 @@ async fn cancel_active(
     let (change, event) = cancel_entry(&reason);
     let recorded = engine
         .journal
-        .append_request(run, change, event.into())
+        .append_request(run, change, vec![event.into()])
         .await
         .map(drop);
     match &recorded {

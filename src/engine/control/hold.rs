@@ -46,7 +46,7 @@ pub async fn set_held(
     let written = match &active_run {
         Some(active_run) => {
             journal
-                .append_request(active_run, change, event.into())
+                .append_request(active_run, change, vec![event.into()])
                 .await
         }
         None => journal.append_inactive(&run, change, event.into()).await,

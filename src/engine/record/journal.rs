@@ -89,16 +89,15 @@ impl Journal {
     }
 
     /// Commits a change that a client requested. If that fails, only the client is notified: the run continues.
-    /// Returns the event's number; 0 if the store ignored the change.
+    /// Returns the last event's number; 0 if the store ignored the change.
     pub async fn append_request(
         &self,
         run: &ActiveRun,
         change: Change,
-        entry: Entry,
+        entries: Vec<Entry>,
     ) -> Result<u64, StoreError> {
         check_not_suspended(run)?;
-        let write = build_write(run, change, vec![entry]);
-        self.store.write(write).await
+        self.store.write(build_write(run, change, entries)).await
     }
 
     /// Writes a change without waiting for the commit, if the next recorded step makes up for its loss.
