@@ -42,6 +42,7 @@ pub fn check_names(agent: &Agent, positions: &Positions) -> Vec<Problem> {
     for glob in &agent.files {
         push("files", glob, context_files::check_glob(glob), None);
     }
+    problems.extend(check_background(agent, positions));
     problems.extend(check_rollout(agent, positions));
     problems.extend(check_schemas(agent, positions));
     problems.extend(check_template(agent, positions));
@@ -63,6 +64,17 @@ fn check_schemas(agent: &Agent, positions: &Positions) -> Vec<Problem> {
         Some(positions.problem(path, text, ProblemKind::RuleViolation))
     });
     faults.collect()
+}
+
+/// What happens to agents in the background is said only where there are some.
+fn check_background(agent: &Agent, positions: &Positions) -> Option<Problem> {
+    let delegation = &agent.delegation;
+    if delegation.background || delegation.on_end.is_none() {
+        return None;
+    }
+    let path = "sub_agents_config.on_end";
+    let text = format!("{path} needs background = true, which allows sub-agents in the background");
+    Some(positions.problem(path, text, ProblemKind::RuleViolation))
 }
 
 /// What a rollout compares by has to be scored, and a gate must be one of an evaluation.

@@ -251,6 +251,10 @@ mod tests {
             "sub_agents_config.timeout must be non-negative",
         ),
         (
+            "[sub_agents_config]\non_end = \"wait\"",
+            "sub_agents_config.on_end needs background = true, which allows sub-agents in the background",
+        ),
+        (
             "[memory]\nlast_n = -1",
             "memory.last_n must be non-negative",
         ),

@@ -285,8 +285,11 @@ pub enum EventKind {
         child_depth: u8,
         /// The first 80 characters of the task.
         task: String,
+        /// Whether the child is in the background: the call does not wait for its end. Absent if not.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        background: bool,
     },
-    /// A child run has ended.
+    /// A child run has ended; if it is in the background, its end has reached this run.
     #[serde(rename = "agent.returned")]
     AgentReturned {
         /// The call's id.
@@ -309,6 +312,12 @@ pub enum EventKind {
         output_tokens: u64,
         /// Executed tool calls of the child run and its descendants.
         tool_calls: u64,
+        /// Of a child in the background: the call of `await_agents` whose result has its end; absent otherwise.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        awaited_by: Option<String>,
+        /// Of a child in the background: the number of the message that has its end; absent otherwise.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        message: Option<u32>,
     },
     /// A tool call waits for a person's approval.
     #[serde(rename = "approval.requested")]

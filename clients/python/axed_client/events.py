@@ -135,6 +135,7 @@ class AgentCalledEvent(_RecordedEvent):
     child_agent: str
     child_depth: int
     task: str
+    background: NotRequired[bool]
 
 
 class AgentReturnedEvent(_RecordedEvent):
@@ -148,6 +149,8 @@ class AgentReturnedEvent(_RecordedEvent):
     input_tokens: int
     output_tokens: int
     tool_calls: int
+    awaited_by: NotRequired[str]
+    message: NotRequired[int]
 
 
 class ApprovalRequestedEvent(_RecordedEvent):

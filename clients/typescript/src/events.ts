@@ -127,6 +127,7 @@ export interface AgentCalledEvent extends RecordedEvent {
   child_agent: string;
   child_depth: number;
   task: string;
+  background?: boolean;
 }
 
 export interface AgentReturnedEvent extends RecordedEvent {
@@ -140,6 +141,8 @@ export interface AgentReturnedEvent extends RecordedEvent {
   input_tokens: number;
   output_tokens: number;
   tool_calls: number;
+  awaited_by?: string;
+  message?: number;
 }
 
 export interface ApprovalRequestedEvent extends RecordedEvent {

@@ -445,8 +445,26 @@ section! {
         pub parallel: bool = true, Flag;
         /// The time limit of each child run in seconds; 0 means the remaining time of the run.
         pub timeout: Option<Duration>, Seconds(0), example = "120";
-        /// The most concurrent children of one reply; 0 means no limit of its own.
+        /// The most concurrent children of one reply, and the most in the background; 0 means no limit of its own.
         pub max_concurrent: Option<usize>, Whole(0..=MAX_COUNT), example = "8";
+        /// Whether calls may start children in the background, whose ends reach the agent later.
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        pub background: bool, Flag, example = "true";
+        /// What happens if the agent replies with its final text while children in the background work: wait, or cancel (they are
+        /// cancelled); null means wait.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub on_end: Option<OnEnd>, OneOf, example = "\"cancel\"";
+    }
+}
+
+choice! {
+    /// What a final text means for children in the background.
+    #[schemars(rename = "AgentDelegationOnEnd")]
+    pub enum OnEnd {
+        /// The run waits for them, and replies again.
+        Wait = "wait",
+        /// They are cancelled.
+        Cancel = "cancel",
     }
 }
 

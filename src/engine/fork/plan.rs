@@ -297,6 +297,7 @@ impl Planner<'_> {
                 child_agent: run.agent,
                 child_depth: depth + 1,
                 task: shorten(run.task.as_deref().unwrap_or_default(), 80),
+                background: false,
             };
             let copy = Copy {
                 source,

@@ -94,6 +94,7 @@ fn restrict_delegation(own: &mut Delegation, current: &Delegation) {
     own.parallel &= current.parallel;
     tighten_limit(&mut own.timeout, current.timeout);
     tighten_limit(&mut own.max_concurrent, current.max_concurrent);
+    own.background &= current.background;
 }
 
 fn restrict_subagent(own: &mut SubagentSettings, current: &SubagentSettings) {

@@ -124,6 +124,15 @@ impl RecordedInputKind {
     }
 }
 
+/// What has the end of a child in the background; nothing for other children.
+#[derive(Clone, Debug, Default)]
+pub struct ReturnedIn {
+    /// The call of `await_agents`.
+    pub awaited_by: Option<String>,
+    /// The number of the message.
+    pub message: Option<u32>,
+}
+
 /// Tool calls that an earlier process started: they are not started, counted or recorded again. Empty for a new run.
 #[derive(Debug, Default)]
 pub struct RecordedCalls {
@@ -132,7 +141,9 @@ pub struct RecordedCalls {
     /// Calls whose `agent.called` is in the log, with the child that it names.
     pub delegated: HashMap<String, RunId>,
     /// Calls whose `agent.returned` is in the log.
-    pub returned: HashSet<String>,
+    pub returned: HashMap<String, ReturnedIn>,
+    /// Calls whose child is in the background.
+    pub background: HashSet<String>,
     /// The child runs by call.
     pub children: HashMap<String, Run>,
     /// By the id of the call or the question.
@@ -384,12 +395,25 @@ impl RecordedCalls {
             EventKind::AgentCalled {
                 tool_call_id,
                 child_id,
+                background,
                 ..
             } => {
                 self.delegated.insert(tool_call_id.clone(), *child_id);
+                if *background {
+                    self.background.insert(tool_call_id.clone());
+                }
             }
-            EventKind::AgentReturned { tool_call_id, .. } => {
-                self.returned.insert(tool_call_id.clone());
+            EventKind::AgentReturned {
+                tool_call_id,
+                awaited_by,
+                message,
+                ..
+            } => {
+                let returned_in = ReturnedIn {
+                    awaited_by: awaited_by.clone(),
+                    message: *message,
+                };
+                self.returned.insert(tool_call_id.clone(), returned_in);
             }
             EventKind::ApprovalRequested {
                 tool_call_id,

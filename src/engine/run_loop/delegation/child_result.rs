@@ -3,6 +3,7 @@
 use crate::domain::event::{EventKind, usage_totals};
 use crate::domain::failure::FailureCode;
 use crate::domain::run::{Run, Status, now};
+use crate::engine::history::run_log::ReturnedIn;
 
 /// The `completion_status` of a task that ran out of turns.
 pub const INCOMPLETE: &str = "incomplete";
@@ -28,6 +29,7 @@ pub fn returned_event(
     tool_call_id: &str,
     run: &Run,
     outcome: &Result<String, String>,
+    returned_in: ReturnedIn,
 ) -> EventKind {
     let (input_tokens, output_tokens, tool_calls) = usage_totals(&run.tree.usage);
     EventKind::AgentReturned {
@@ -40,6 +42,8 @@ pub fn returned_event(
         input_tokens,
         output_tokens,
         tool_calls,
+        awaited_by: returned_in.awaited_by,
+        message: returned_in.message,
     }
 }
 

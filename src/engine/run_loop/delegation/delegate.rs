@@ -16,7 +16,7 @@ use crate::engine::admission::run_permits::RunPermits;
 use crate::engine::approval::{pause, question, world_wait};
 use crate::engine::cluster::connection;
 use crate::engine::context::RunContext;
-use crate::engine::history::run_log::{self, RecordedCalls};
+use crate::engine::history::run_log::{self, RecordedCalls, ReturnedIn};
 use crate::engine::recovery;
 use crate::engine::recovery::interrupted_runs;
 use crate::engine::run_loop::delegation::ad_hoc;
@@ -262,6 +262,7 @@ impl RunDelegate {
             child_agent: child.agent.name.clone(),
             child_depth: child.scope.depth.0,
             task: shorten(task, 80),
+            background: false,
         };
         if recorded_id.is_none() {
             self.record_event(called_event).await?;
@@ -362,11 +363,12 @@ impl RunDelegate {
         run: &Run,
         outcome: &Result<String, String>,
     ) -> Result<(), String> {
-        match self.recorded_calls.returned.contains(call) {
+        match self.recorded_calls.returned.contains_key(call) {
             true => Ok(()),
             false => {
-                self.record_event(child_result::returned_event(call, run, outcome))
-                    .await
+                let returned_in = ReturnedIn::default();
+                let returned = child_result::returned_event(call, run, outcome, returned_in);
+                self.record_event(returned).await
             }
         }
     }
