@@ -12,6 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use crate::domain::event::EventKind;
 use crate::domain::message::shorten;
 use crate::domain::run::{Run, RunId};
+use crate::engine::admission::acceptance::Acceptance;
 use crate::engine::admission::run_permits::RunPermits;
 use crate::engine::approval::{pause, question, world_wait};
 use crate::engine::cluster::connection;
@@ -29,6 +30,7 @@ use crate::engine::state::ad_hoc_quotas::ChildTimer;
 use crate::engine::state::failures;
 use crate::engine::state::pause::PauseReason;
 use crate::engine::state::prompt::RunInput;
+use crate::engine::state::root_permit::ChildPermit;
 use crate::store::{Change, StoreError};
 use crate::tools::{
     AdHocRequest, AnswerToQuestion, AskRequest, ChildRequest, Delegate, WaitRequest,
@@ -67,7 +69,7 @@ impl Delegate for RunDelegate {
             let call = request.tool_call_id;
             let run = match self.recorded_calls.children.get(call) {
                 Some(child) if child.status.is_terminal() => Arc::new(child.clone()),
-                Some(child) => self.resume_child(child).await?,
+                Some(child) => self.resume(child).await?,
                 None => {
                     let checked = child_run::check_task(&self.context, self.turn, &request);
                     let checked = checked.await?;
@@ -87,8 +89,9 @@ impl Delegate for RunDelegate {
         Box::pin(async move {
             let tree = &self.context.run.tree;
             let restored = ad_hoc::restore_quotas(&self.context).await;
-            restored
-                .map_err(|error| child_result::failure_message(&self.handle_store_error(error)))?;
+            restored.map_err(|error| {
+                child_result::failure_message(&handle_store_error(&self.context, error))
+            })?;
             if self.recorded_calls.children.contains_key(call) {
                 // An earlier process has admitted this call.
                 return Ok(());
@@ -107,8 +110,8 @@ impl Delegate for RunDelegate {
             let run = match self.recorded_calls.children.get(call) {
                 Some(child) if child.status.is_terminal() => Arc::new(child.clone()),
                 Some(child) => {
-                    let _time_guard = self.track_time(child.id);
-                    self.resume_child(child)
+                    let _time_guard = track_time(&self.context, child.id);
+                    self.resume(child)
                         .await
                         .map_err(|reason| child_result::failure_message(&reason))?
                 }
@@ -122,7 +125,7 @@ impl Delegate for RunDelegate {
                     let mut time_guard = None;
                     let mut is_refused = true;
                     let prepare = |id| {
-                        time_guard = self.track_time(id);
+                        time_guard = track_time(&self.context, id);
                         let prepared = child_run::prepare_ad_hoc(&self.context, &request, id);
                         is_refused = prepared.is_err();
                         prepared
@@ -144,7 +147,7 @@ impl Delegate for RunDelegate {
         Box::pin(async move {
             let waited = world_wait::wait(&self.context, &self.recorded_calls, self.turn, request);
             let end = waited.await;
-            end.map_err(|error| self.handle_store_error(error))?
+            end.map_err(|error| handle_store_error(&self.context, error))?
         })
     }
 
@@ -157,7 +160,7 @@ impl Delegate for RunDelegate {
         Box::pin(async move {
             let answer = question::ask(&self.context, &self.recorded_calls, self.turn, request);
             let answer = answer.await;
-            answer.map_err(|error| self.handle_store_error(error))?
+            answer.map_err(|error| handle_store_error(&self.context, error))?
         })
     }
 
@@ -206,13 +209,6 @@ impl RunDelegate {
         }
     }
 
-    /// Starts the timer of an ad-hoc child, unless an ad-hoc ancestor's timer already covers it.
-    fn track_time(&self, child: RunId) -> Option<ChildTimer<'_>> {
-        let mut runs = self.context.run.self_and_ancestors();
-        let is_within_ad_hoc = runs.any(|run| run.agent.ad_hoc.is_some());
-        (!is_within_ad_hoc).then(|| self.context.run.tree.ad_hoc_quotas.start_timer(child))
-    }
-
     /// Creates a child under the id that `prepare` is given, and drives it to its end.
     async fn start_child(
         &self,
@@ -220,17 +216,28 @@ impl RunDelegate {
         task: &str,
         prepare: impl FnOnce(RunId) -> Result<ChildRun, String>,
     ) -> Result<Arc<Run>, String> {
+        let _permit = match &self.child_permits {
+            Some(child_permits) => Some(self.acquire_child_permit(child_permits).await?),
+            None => None,
+        };
+        let begun = self.begin_child(call, task, prepare, None).await?;
+        begun.drive(self.drive).await.ok_or_else(unrecorded_message)
+    }
+
+    /// Creates a child under the id that `prepare` is given, and records the call. The child's first commit answers `acceptance`.
+    async fn begin_child(
+        &self,
+        call: &str,
+        task: &str,
+        prepare: impl FnOnce(RunId) -> Result<ChildRun, String>,
+        acceptance: Option<Acceptance>,
+    ) -> Result<BegunChild, String> {
         let Self {
             context,
-            child_permits,
             recorded_calls,
             ..
         } = self;
         let engine = &context.engine;
-        let _permit = match child_permits {
-            Some(child_permits) => Some(self.acquire_child_permit(child_permits).await?),
-            None => None,
-        };
         // An earlier process may have recorded the call and stopped before it created the child.
         let recorded_id = recorded_calls.delegated.get(call).copied();
         let root_permit = &self.context.run.tree.root_permit;
@@ -238,7 +245,7 @@ impl RunDelegate {
             Some(_) => Some(root_permit.restore_child()),
             None => root_permit.add_child(),
         };
-        let _child_permit = child_permit.ok_or_else(|| {
+        let child_permit = child_permit.ok_or_else(|| {
             let max_live = engine.settings.runs.max_live;
             match self.context.run.tree.owner {
                 Some(_) => format!(
@@ -262,22 +269,20 @@ impl RunDelegate {
             child_agent: child.agent.name.clone(),
             child_depth: child.scope.depth.0,
             task: shorten(task, 80),
-            background: false,
+            background: acceptance.is_some(),
         };
         if recorded_id.is_none() {
             self.record_event(called_event).await?;
         }
         engine.active_runs.add(&child);
         engine.metrics.child_started(child.scope.depth.0);
-        let entry = RunStart::New {
-            acceptance: None,
-            claim: None,
-            request: None,
-        };
-        let child_context = RunContext::new(engine, &child);
-        (self.drive)(&child_context, run, RunInput::from(message), entry)
-            .await
-            .ok_or_else(unrecorded_message)
+        Ok(BegunChild {
+            context: RunContext::new(engine, &child),
+            run,
+            input: RunInput::from(message),
+            acceptance,
+            _permit: child_permit,
+        })
     }
 
     /// Waits until fewer than `max_concurrent` children are running. Meanwhile this run does not count as running, so
@@ -291,69 +296,24 @@ impl RunDelegate {
             return Ok(permit);
         }
         let paused = pause::pause(context, PauseReason::Queue, None).await;
-        paused.map_err(|error| self.handle_store_error(error))?;
+        paused.map_err(|error| handle_store_error(&self.context, error))?;
         let permit = pause::within_deadline(&context.run, child_permits.acquire()).await;
         let unpaused = pause::unpause(context, PauseReason::Queue).await;
-        unpaused.map_err(|error| self.handle_store_error(error))?;
+        unpaused.map_err(|error| handle_store_error(&self.context, error))?;
         let permit =
             permit.map_err(|error| failures::interruption_message(&context.run, &error))?;
         permit.map_err(|error| error.to_string())
     }
 
-    /// Resumes a child that an earlier process left unfinished.
-    async fn resume_child(&self, child: &Run) -> Result<Arc<Run>, String> {
-        let Self { context, .. } = self;
-        let engine = &context.engine;
+    /// Resumes a child that an earlier process left unfinished, and for which a call waits.
+    async fn resume(&self, child: &Run) -> Result<Arc<Run>, String> {
         let call = child.tool_call_id.as_deref().unwrap_or_default();
         let _permit = self
             .reserved_permits
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .remove(call);
-        let _child_permit = context.run.tree.root_permit.restore_child();
-        let account_ids = match child.label {
-            Some(_) => ad_hoc::account_ids(&context.run),
-            None => context.run.accounts.clone(),
-        };
-        let handle_store_error = |error| self.handle_store_error(error);
-        // From here on the child is driven to its end, which also unregisters it.
-        let Some((child, run)) = recovery::recover_child(context, child.id, &account_ids) else {
-            let interrupted = interrupted_runs::interrupt(engine, child.id).await;
-            interrupted.map_err(handle_store_error)?;
-            let stored_run = engine.journal.store().run(child.id).await;
-            let stored_run = stored_run.map_err(handle_store_error)?;
-            return stored_run.map(Arc::new).ok_or_else(unrecorded_message);
-        };
-        // A message to the child is in its record from here on, or reaches the active run.
-        drop(engine.inactive_inbox_lock.lock().await);
-        let child_context = RunContext::new(engine, &child);
-        let recorded_run = match run_log::load(engine, &run).await {
-            Ok(recorded_run) => recorded_run,
-            Err(error) => {
-                let (run, permits) = (Arc::new(run), RunPermits::default());
-                let finished_run =
-                    finish::finish_without_loop(&child_context, run, error.into(), permits).await;
-                return finished_run.ok_or_else(unrecorded_message);
-            }
-        };
-        let messages = &recorded_run.messages;
-        let mut inbox = child.inbox.lock().await;
-        inbox.restore(&messages.contents, messages.read);
-        drop(inbox);
-        let input = recorded_run.input(&run);
-        let entry = match run.started_at {
-            Some(_) => RunStart::Resumed(Box::new(recorded_run)),
-            None => {
-                // A copy of another tree's run: its time starts now.
-                if let Some(deadline) = child_run::deadline(&context.run, &child.agent) {
-                    child.set_deadline(deadline);
-                }
-                RunStart::Forked(Box::new(recorded_run.without_prompt_of_fork(&run)))
-            }
-        };
-        (self.drive)(&child_context, Arc::new(run), input, entry)
-            .await
-            .ok_or_else(unrecorded_message)
+        resume_child(&self.context, child, self.drive).await
     }
 
     /// Records a child's end, unless an earlier process has.
@@ -380,18 +340,98 @@ impl RunDelegate {
             .journal
             .enqueue(&self.context.run, Change::Unchanged, vec![kind.into()])
             .await;
-        result.map_err(|error| self.handle_store_error(error))
+        result.map_err(|error| handle_store_error(&self.context, error))
     }
+}
 
-    /// Suspends the tree if its record cannot be written or read; the returned text is then not recorded. If the record
-    /// can never be read, the text is the call's result.
-    fn handle_store_error(&self, error: StoreError) -> String {
-        if self.context.run.is_unreadable(&error) {
-            return error.to_string();
-        }
-        self.context.run.suspend(&error);
-        unrecorded_message()
+/// A child that is recorded with its first commit.
+struct BegunChild {
+    context: RunContext,
+    run: Arc<Run>,
+    input: RunInput,
+    acceptance: Option<Acceptance>,
+    _permit: ChildPermit,
+}
+
+impl BegunChild {
+    async fn drive(self, drive: DriveFn) -> Option<Arc<Run>> {
+        let start = RunStart::New {
+            acceptance: self.acceptance,
+            claim: None,
+            request: None,
+        };
+        drive(&self.context, self.run, self.input, start).await
     }
+}
+
+/// Starts the timer of an ad-hoc child, unless an ad-hoc ancestor's timer already covers it.
+fn track_time(context: &RunContext, child: RunId) -> Option<ChildTimer<'_>> {
+    let mut runs = context.run.self_and_ancestors();
+    let is_within_ad_hoc = runs.any(|run| run.agent.ad_hoc.is_some());
+    (!is_within_ad_hoc).then(|| context.run.tree.ad_hoc_quotas.start_timer(child))
+}
+
+/// Drives a child to its end that an earlier process left unfinished.
+async fn resume_child(
+    context: &RunContext,
+    child: &Run,
+    drive: DriveFn,
+) -> Result<Arc<Run>, String> {
+    let engine = &context.engine;
+    let _child_permit = context.run.tree.root_permit.restore_child();
+    let account_ids = match child.label {
+        Some(_) => ad_hoc::account_ids(&context.run),
+        None => context.run.accounts.clone(),
+    };
+    let handle_store_error = |error| handle_store_error(context, error);
+    // From here on the child is driven to its end, which also unregisters it.
+    let Some((child, run)) = recovery::recover_child(context, child.id, &account_ids) else {
+        let interrupted = interrupted_runs::interrupt(engine, child.id).await;
+        interrupted.map_err(handle_store_error)?;
+        let stored_run = engine.journal.store().run(child.id).await;
+        let stored_run = stored_run.map_err(handle_store_error)?;
+        return stored_run.map(Arc::new).ok_or_else(unrecorded_message);
+    };
+    // A message to the child is in its record from here on, or reaches the active run.
+    drop(engine.inactive_inbox_lock.lock().await);
+    let child_context = RunContext::new(engine, &child);
+    let recorded_run = match run_log::load(engine, &run).await {
+        Ok(recorded_run) => recorded_run,
+        Err(error) => {
+            let (run, permits) = (Arc::new(run), RunPermits::default());
+            let finished_run =
+                finish::finish_without_loop(&child_context, run, error.into(), permits).await;
+            return finished_run.ok_or_else(unrecorded_message);
+        }
+    };
+    let messages = &recorded_run.messages;
+    let mut inbox = child.inbox.lock().await;
+    inbox.restore(&messages.contents, messages.read);
+    drop(inbox);
+    let input = recorded_run.input(&run);
+    let entry = match run.started_at {
+        Some(_) => RunStart::Resumed(Box::new(recorded_run)),
+        None => {
+            // A copy of another tree's run: its time starts now.
+            if let Some(deadline) = child_run::deadline(&context.run, &child.agent) {
+                child.set_deadline(deadline);
+            }
+            RunStart::Forked(Box::new(recorded_run.without_prompt_of_fork(&run)))
+        }
+    };
+    drive(&child_context, Arc::new(run), input, entry)
+        .await
+        .ok_or_else(unrecorded_message)
+}
+
+/// Suspends the tree if its record cannot be written or read; the returned text is then not recorded. If the record
+/// can never be read, the text is the call's result.
+fn handle_store_error(context: &RunContext, error: StoreError) -> String {
+    if context.run.is_unreadable(&error) {
+        return error.to_string();
+    }
+    context.run.suspend(&error);
+    unrecorded_message()
 }
 
 fn unrecorded_message() -> String {
