@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use schemars::JsonSchema;
+use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::domain::agent::AdHocSettings;
@@ -13,7 +14,7 @@ use crate::domain::attachment::Attachment;
 use crate::domain::input::Question;
 use crate::domain::json_schema::Schema;
 use crate::domain::message::{ToolCall, ToolSpec, empty_arguments};
-use crate::domain::run::Scope;
+use crate::domain::run::{RunId, Scope, Status};
 use crate::domain::skill::READ_SKILL;
 use crate::domain::world_event::WaitedEvent;
 use crate::fair::fair_semaphore::{FairSemaphore, Permit};
@@ -187,6 +188,45 @@ pub struct ChildRequest<'a> {
     pub task: &'a str,
     /// Additional context from the caller; `None` if blank.
     pub context: Option<&'a str>,
+}
+
+/// A wait for children in the background.
+#[derive(Clone, Debug)]
+pub struct AwaitRequest<'a> {
+    /// The id of the call.
+    pub call: &'a str,
+    /// `None` for all whose ends are not delivered.
+    pub runs: Option<Vec<RunId>>,
+    /// Whether it ends with the first of them.
+    pub any: bool,
+}
+
+/// The result of a call that starts a sub-agent in the background.
+#[derive(Serialize)]
+pub struct StartedAgent<'a> {
+    pub run: RunId,
+    pub agent: &'a str,
+}
+
+impl StartedAgent<'_> {
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}
+
+/// The end of a sub-agent in the background.
+#[derive(Clone, Debug, Serialize)]
+pub struct AgentEnd {
+    pub run: RunId,
+    /// The name of the agent, or the label of an ad-hoc one.
+    pub agent: String,
+    pub status: Status,
+    /// Its final text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
+    /// Why it has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// A wait for a time or an event.

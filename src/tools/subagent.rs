@@ -238,7 +238,7 @@ fn string_list(list: &Value) -> Option<Vec<String>> {
 }
 
 /// Truncates the text to `max_bytes`, including the mark.
-fn truncate(mut text: String, max_bytes: usize) -> String {
+pub fn truncate(mut text: String, max_bytes: usize) -> String {
     if text.len() <= max_bytes {
         return text;
     }
