@@ -19,6 +19,7 @@ use crate::engine::context::RunContext;
 use crate::engine::conversation::ReplyAction;
 use crate::engine::run_loop::batch;
 use crate::engine::run_loop::compaction;
+use crate::engine::run_loop::delegation::background::{self, AbortOnDrop};
 use crate::engine::run_loop::ending::{Ending, LoopOutcome, LoopState, error_ending};
 use crate::engine::run_loop::exchange::Exchange;
 use crate::engine::run_loop::final_text;
@@ -82,10 +83,14 @@ pub async fn drive(
     let mut state = LoopState::new(&run);
     let setup = Box::pin(setup::set_up(context, &mut run, input, start));
     let turns = Box::pin(run_turns(context, &mut state, setup));
-    let ending = match AssertUnwindSafe(turns).catch_unwind().await {
+    let _background_tasks = AbortOnDrop(&context.run);
+    let mut ending = match AssertUnwindSafe(turns).catch_unwind().await {
         Ok(Err(ending)) => ending,
         Err(_) => Ending::failed(failures::internal("panicked")),
     };
+    if context.run.background.get().is_some() {
+        Box::pin(background::settle(context, &state.progress, &mut ending)).await;
+    }
     if !context.run.is_suspended() {
         Box::pin(batch::abandon(context)).await;
     }

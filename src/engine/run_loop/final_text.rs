@@ -33,13 +33,15 @@ impl From<Result<FinalText, Vec<String>>> for OutputCheck {
     }
 }
 
-/// Returns if the model has to correct its reply in another turn, or to read messages that were added to the run.
+/// Returns if the model has to correct its reply in another turn, or to read messages: those that were added to the run, and the ends of
+/// its children in the background, for which it waits.
 ///
 /// # Errors
 /// The run's ending, a successful one too.
 pub async fn accept(turn_loop: &mut TurnLoop<'_>, reply: NewReply) -> Result<(), Ending> {
     if new_messages::needs_turn(turn_loop).await? {
-        return Ok(record_unfinished(turn_loop, reply).await?);
+        record_unfinished(turn_loop, reply).await?;
+        return new_messages::await_next(turn_loop).await;
     }
     if let Some(summary_prompt) = summary::summary_prompt(&turn_loop.context.run) {
         return Err(summarize_task(turn_loop, reply, summary_prompt).await);

@@ -1,10 +1,15 @@
-//! Reads the messages that clients add to a run: before each request, and before the run ends.
+//! Reads the messages that clients add to a run, and the ends of its children in the background: before each request, and before the run
+//! ends.
 
 use tokio::sync::MutexGuard;
 
 use crate::engine::context::RunContext;
+use crate::engine::control::add_message::{self, MessageRequest};
 use crate::engine::history::run_log::RecordedMessages;
+use crate::engine::run_loop::delegation::background;
+use crate::engine::run_loop::ending::{Ending, error_ending};
 use crate::engine::run_loop::turn_loop::TurnLoop;
+use crate::engine::state::background::EndedChild;
 use crate::engine::state::inbox::Messages;
 use crate::record::entry::Entry;
 use crate::store::{Change, StoreError};
@@ -18,6 +23,9 @@ pub async fn read_new(turn_loop: &mut TurnLoop<'_>) -> Result<(), StoreError> {
     }
     for text in played_messages(turn_loop) {
         turn_loop.conversation.push_message(text.into());
+    }
+    if let Some((ended, text)) = background::take_ends(context) {
+        Box::pin(deliver(turn_loop, ended, text)).await?;
     }
     let unread = lock(context).await?.take_unread();
     let Some((contents, last)) = unread else {
@@ -37,12 +45,56 @@ pub async fn read_new(turn_loop: &mut TurnLoop<'_>) -> Result<(), StoreError> {
     Ok(())
 }
 
+/// Commits a message with the ends of children in the background, and adds it to those that are unread.
+async fn deliver(
+    turn_loop: &mut TurnLoop<'_>,
+    ended: Vec<EndedChild>,
+    text: String,
+) -> Result<(), StoreError> {
+    let context = turn_loop.context;
+    turn_loop.write_pending().await?;
+    let mut messages = lock(context).await?;
+    let request = MessageRequest {
+        content: text.into(),
+        by: None,
+        claim: None,
+    };
+    let run = &context.run;
+    let with = |number| background::returned_in_message(run, &ended, number);
+    let added = add_message::commit_next(&context.engine, run, &mut messages, &request, with);
+    match added.await {
+        Ok(_) => Ok(()),
+        // It is cancelled, and ends before its next request.
+        Err(StoreError::AlreadyTerminal(_)) => {
+            run.background().restore_ended(ended);
+            Ok(())
+        }
+        Err(error) => {
+            run.suspend(&error);
+            Err(error)
+        }
+    }
+}
+
 /// Whether the run has to take another turn, which reads messages that are unread.
 pub async fn needs_turn(turn_loop: &TurnLoop<'_>) -> Result<bool, StoreError> {
     if !turn_loop.conversation.has_turn_left() {
         return Ok(false);
     }
-    Ok(!played_messages(turn_loop).is_empty() || lock(turn_loop.context).await?.has_unread())
+    if !played_messages(turn_loop).is_empty() || background::has_undelivered(turn_loop.context) {
+        return Ok(true);
+    }
+    Ok(lock(turn_loop.context).await?.has_unread())
+}
+
+/// Waits until there is something for another turn to read, after a final text.
+pub async fn await_next(turn_loop: &TurnLoop<'_>) -> Result<(), Ending> {
+    let run = &turn_loop.context.run;
+    if run.background.get().is_none() {
+        return Ok(());
+    }
+    let waited = Box::pin(background::wait_for_all(turn_loop.context)).await;
+    waited.map_err(|error| error_ending(run, error))
 }
 
 /// The messages of the run, with those that are only in the record.

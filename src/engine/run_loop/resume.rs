@@ -12,6 +12,7 @@ use crate::domain::structured;
 use crate::domain::usage::Usage;
 use crate::engine::context::RunContext;
 use crate::engine::history::run_log::{RecordedCalls, RecordedRun, RecordedTurn};
+use crate::engine::run_loop::delegation::delegate;
 use crate::engine::run_loop::ending::{Ending, LoopOutcome, error_ending};
 use crate::engine::run_loop::final_text::{self, MAX_RESUMED_CHECKS, OutputCheck};
 use crate::engine::run_loop::limits::check_limits;
@@ -55,6 +56,10 @@ pub async fn resume(
         ..
     } = recorded;
     let calls = Arc::new(calls);
+    if !calls.background.is_empty() {
+        let (context, drive) = (turn_loop.context, turn_loop.drive_child);
+        Box::pin(delegate::recover_background(context, &calls, drive)).await?;
+    }
     let mut task_text = None;
     push_messages(turn_loop, first_messages);
     let last_index = turns.len().saturating_sub(1);
@@ -173,7 +178,7 @@ async fn restore_final_text(
     let may_continue = !is_summary && memory_time.is_none();
     if may_continue && new_messages::needs_turn(turn_loop).await? {
         turn_loop.conversation.restore_reply(turn, message);
-        return Ok(());
+        return new_messages::await_next(turn_loop).await;
     }
     let checked = final_text::check_recorded_output(&context.run, &content, resume_count);
     let errors = match Box::pin(checked).await? {

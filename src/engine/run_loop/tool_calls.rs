@@ -640,6 +640,13 @@ async fn run_tool(
         Some(Effect::Delegating | Effect::Asking) => Ok(work.await),
         _ => limits::within_deadline(run, work).await,
     };
+    let background = run.background.get();
+    if background.is_some_and(|it| it.has_call(&call.id))
+        && let Some(playback) = batch.context.model_playback()
+    {
+        // With the id of the recorded run.
+        return ToolOutcome::Finished(playback.result(run.scope.run, call));
+    }
     match finished {
         Ok(Ok(outcome)) => ToolOutcome::Finished(outcome),
         Ok(Err(_)) => {

@@ -21,12 +21,14 @@ use crate::engine::history::run_log::{self, RecordedCalls, ReturnedIn};
 use crate::engine::recovery;
 use crate::engine::recovery::interrupted_runs;
 use crate::engine::run_loop::delegation::ad_hoc;
+use crate::engine::run_loop::delegation::background;
 use crate::engine::run_loop::delegation::child_result;
 use crate::engine::run_loop::delegation::child_run::{self, ChildRun};
 use crate::engine::run_loop::finish;
 use crate::engine::run_loop::recall;
 use crate::engine::run_loop::start::RunStart;
 use crate::engine::state::ad_hoc_quotas::ChildTimer;
+use crate::engine::state::background::ChildProgress;
 use crate::engine::state::failures;
 use crate::engine::state::pause::PauseReason;
 use crate::engine::state::prompt::RunInput;
@@ -188,10 +190,9 @@ impl RunDelegate {
     ) -> Self {
         let max_concurrent = context.run.agent.delegation.max_concurrent;
         let child_permits = max_concurrent.map(|max| Arc::new(Semaphore::new(max)));
-        let unfinished = recorded_calls
-            .children
-            .iter()
-            .filter(|(_, child)| !child.status.is_terminal());
+        let unfinished = recorded_calls.children.iter().filter(|(call, child)| {
+            !child.status.is_terminal() && !recorded_calls.background.contains(*call)
+        });
         let permits = unfinished.filter_map(|(call, _)| {
             let permit = Arc::clone(child_permits.as_ref()?)
                 .try_acquire_owned()
@@ -369,6 +370,48 @@ fn track_time(context: &RunContext, child: RunId) -> Option<ChildTimer<'_>> {
     let mut runs = context.run.self_and_ancestors();
     let is_within_ad_hoc = runs.any(|run| run.agent.ad_hoc.is_some());
     (!is_within_ad_hoc).then(|| context.run.tree.ad_hoc_quotas.start_timer(child))
+}
+
+/// Resumes the children that an earlier process left in the background, and restores which of their ends are delivered.
+pub async fn recover_background(
+    context: &RunContext,
+    recorded_calls: &RecordedCalls,
+    drive: DriveFn,
+) -> Result<(), StoreError> {
+    let children = recorded_calls.background.iter();
+    let children = children.filter_map(|call| recorded_calls.children.get_key_value(call));
+    let mut children: Vec<(&String, &Run)> = children.collect();
+    children.sort_by_key(|(_, child)| (child.finished_at, child.id));
+    if children.iter().any(|(_, child)| child.label.is_some()) {
+        ad_hoc::restore_quotas(context).await?;
+    }
+    for (call, child) in children {
+        let run = &context.run;
+        let progress = match recorded_calls.returned.get(call) {
+            Some(returned_in) => match &returned_in.awaited_by {
+                Some(by) if !recorded_calls.completed.contains(by) => ChildProgress::Claimed {
+                    run: Arc::new(child.clone()),
+                    by: by.clone(),
+                },
+                _ => ChildProgress::Delivered,
+            },
+            None if child.status.is_terminal() => ChildProgress::Ended(Arc::new(child.clone())),
+            None => {
+                let permits = run.background().permits.as_ref();
+                let permit = permits.and_then(|it| Arc::clone(it).try_acquire_owned().ok());
+                let (context, child) = (context.clone(), child.clone());
+                background::spawn(&context.clone(), call, child.id, async move {
+                    let _permit = permit;
+                    let is_ad_hoc = child.label.is_some();
+                    let _time_guard = is_ad_hoc.then(|| track_time(&context, child.id));
+                    resume_child(&context, &child, drive).await.ok()
+                });
+                continue;
+            }
+        };
+        run.background().add(child.id, call, progress);
+    }
+    Ok(())
 }
 
 /// Drives a child to its end that an earlier process left unfinished.
