@@ -13,7 +13,8 @@ use axed::domain::message::ToolCall;
 use axed::domain::run::{RunId, Scope};
 use axed::tools::registry::ToolRegistry;
 use axed::tools::{
-    AdHocRequest, AnswerToQuestion, AskRequest, CallContext, ChildRequest, Delegate, WaitRequest,
+    AdHocRequest, AgentEnd, AnswerToQuestion, AskRequest, AwaitRequest, CallContext, ChildRequest,
+    Delegate, WaitRequest,
 };
 use axed::workdirs::registry::Workdirs;
 use axed::workdirs::reserved::ReservedPaths;
@@ -144,6 +145,17 @@ impl Delegate for NoDelegate {
 
     fn run_ad_hoc<'a>(&'a self, _: AdHocRequest<'a>) -> BoxFuture<'a, Result<String, String>> {
         Box::pin(async { Err("nobody".to_owned()) })
+    }
+
+    fn await_agents<'a>(
+        &'a self,
+        _: AwaitRequest<'a>,
+    ) -> BoxFuture<'a, Result<Vec<AgentEnd>, String>> {
+        unreachable!("no tool here waits")
+    }
+
+    fn cancel_agent(&self, _: RunId) -> BoxFuture<'_, Result<(), String>> {
+        unreachable!("no tool here cancels")
     }
 
     fn ask(&self, _: AskRequest) -> BoxFuture<'_, Result<AnswerToQuestion, String>> {

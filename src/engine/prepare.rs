@@ -39,7 +39,7 @@ use crate::providers::registry::ProviderHandle;
 use crate::tools::call_agent::CallableAgent;
 use crate::tools::mcp::McpToolset;
 use crate::tools::toolbox::Toolbox;
-use crate::tools::{call_agent, recall, subagent};
+use crate::tools::{background, call_agent, recall, subagent};
 use crate::workdirs::workdir::Workdir;
 
 /// The catalog's agent with the request's overrides, what a tree of it is pinned to, and which version this root run got if the agent has a
@@ -427,6 +427,8 @@ fn check_client_tools(agent: &Agent, tools: &[ClientTool]) -> Result<(), StartEr
         (READ_SKILL, !agent.skills.is_empty()),
         (call_agent::NAME, !agent.sub_agents.is_empty()),
         (subagent::NAME, agent.subagent.is_some()),
+        (background::AWAIT_AGENTS, agent.delegation.background),
+        (background::CANCEL_AGENT, agent.delegation.background),
         (recall::NAME, agent.context.recall),
         (ASK_PERSON, agent.ask.is_some()),
     ];

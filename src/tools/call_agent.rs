@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::value::{RawValue, to_raw_value};
 
 use crate::domain::message::{ToolCall, ToolSpec, shorten};
-use crate::tools::{CallContext, ChildRequest, Effect, Tool, ToolOutput};
+use crate::tools::{CallContext, ChildRequest, Effect, Tool, ToolOutput, background};
 
 pub const NAME: &str = "call_agent";
 /// The most characters of a schema in the description.
@@ -16,6 +16,8 @@ const MAX_SCHEMA_CHARS: usize = 8000;
 /// The tool as one agent has it.
 pub struct CallAgent {
     agents: Vec<CallableAgent>,
+    /// Whether a call may start a child in the background.
+    background: bool,
 }
 
 /// An agent that another one may call.
@@ -28,8 +30,8 @@ pub struct CallableAgent {
 }
 
 impl CallAgent {
-    pub fn new(agents: Vec<CallableAgent>) -> Self {
-        Self { agents }
+    pub fn new(agents: Vec<CallableAgent>, background: bool) -> Self {
+        Self { agents, background }
     }
 
     fn agent_names(&self) -> String {
@@ -98,6 +100,11 @@ impl Tool for CallAgent {
             });
             parameters["required"] = serde_json::json!(["agent"]);
         }
+        if self.background {
+            let argument =
+                serde_json::json!({"type": "boolean", "description": background::ARGUMENT});
+            parameters["properties"]["background"] = argument;
+        }
         let parameters = to_raw_value(&parameters).unwrap_or_default();
         ToolSpec {
             name: NAME.to_owned(),
@@ -149,6 +156,7 @@ impl Tool for CallAgent {
                 agent,
                 task,
                 context: child_context,
+                background: self.background && arguments.background == "true",
             };
             let result = context.delegate.run_child(request).await;
             result.map(ToolOutput::from).map_err(|why| {
@@ -167,6 +175,7 @@ struct Arguments {
     task: String,
     context: String,
     arguments: String,
+    background: String,
 }
 
 impl Arguments {
@@ -181,6 +190,8 @@ impl Arguments {
             context: serde_json::Value,
             #[serde(default)]
             arguments: serde_json::Value,
+            #[serde(default)]
+            background: serde_json::Value,
         }
         let text = |value: serde_json::Value| match value {
             serde_json::Value::Null => String::new(),
@@ -193,6 +204,7 @@ impl Arguments {
                 task: text(parsed.task),
                 context: text(parsed.context),
                 arguments: text(parsed.arguments),
+                background: text(parsed.background),
             },
             Err(_) => Self::default(),
         }
@@ -213,8 +225,11 @@ mod tests {
             description: description.map(str::to_owned),
             input_schema: None,
         };
-        let tool =
-            CallAgent::new(vec![agent("a", None), agent("b", Some("Checks\nthings."))]).spec();
+        let tool = CallAgent::new(
+            vec![agent("a", None), agent("b", Some("Checks\nthings."))],
+            false,
+        )
+        .spec();
         assert_eq!(
             tool.description,
             "Delegate a task to a sub-agent. The sub-agent runs independently with its own context and returns only \

@@ -21,6 +21,7 @@ use crate::fair::fair_semaphore::{FairSemaphore, Permit};
 use crate::workdirs::workdir::Workdir;
 
 pub mod ask_person;
+pub mod background;
 pub mod call_agent;
 pub mod deferred;
 pub mod files;
@@ -81,9 +82,15 @@ impl From<String> for ToolOutput {
     }
 }
 
-/// Whether a call only starts another agent or finds tools, and needs no approval.
+/// Whether a call only starts another agent, waits for it or cancels it, or finds tools, and needs no approval.
 pub fn is_pure(tool: &str, approve: &[String]) -> bool {
-    let pure = [call_agent::NAME, subagent::NAME, deferred::TOOL_SEARCH];
+    let pure = [
+        call_agent::NAME,
+        subagent::NAME,
+        background::AWAIT_AGENTS,
+        background::CANCEL_AGENT,
+        deferred::TOOL_SEARCH,
+    ];
     pure.contains(&tool) && !approve.iter().any(|name| name == tool)
 }
 
@@ -111,7 +118,7 @@ pub enum Effect {
     ReadOnly,
     /// Something that must not be done twice.
     Mutating,
-    /// It starts a child run, which is found again after a restart.
+    /// It starts child runs or waits for them, which are found again after a restart.
     Delegating,
     /// It waits for a person, a time or an event; what it waited for is found again after a restart.
     Asking,
@@ -152,16 +159,26 @@ impl CallContext<'_> {
 
 /// Starts child runs of one run. It is bound to its run and lent for one call, so no tool can name a wrong parent.
 pub trait Delegate: Send + Sync {
-    /// Runs a child to its end. Returns its final text, or why it has none.
+    /// Runs a child to its end. Returns its final text, or why it has none. Of a child in the background: which run it is, as soon as
+    /// it is recorded.
     fn run_child<'a>(&'a self, request: ChildRequest<'a>) -> BoxFuture<'a, Result<String, String>>;
 
     /// Whether the tree may have another ad-hoc sub-agent for this call. The error names the quota that is used up.
     fn check_quota<'a>(&'a self, tool_call_id: &'a str) -> BoxFuture<'a, Result<(), String>>;
 
     /// Runs an ad-hoc sub-agent to its end. Returns its result, or why it has none. The result says so if the turns ran
-    /// out.
+    /// out. For one in the background: see [`Delegate::run_child`].
     fn run_ad_hoc<'a>(&'a self, request: AdHocRequest<'a>)
     -> BoxFuture<'a, Result<String, String>>;
+
+    /// Waits for children in the background. Returns the ends that this call delivers, in their order.
+    fn await_agents<'a>(
+        &'a self,
+        request: AwaitRequest<'a>,
+    ) -> BoxFuture<'a, Result<Vec<AgentEnd>, String>>;
+
+    /// Cancels a child in the background.
+    fn cancel_agent(&self, run: RunId) -> BoxFuture<'_, Result<(), String>>;
 
     /// Waits for an event, whose data it returns, or for the end of the time. The error says why the wait has ended early.
     fn wait(&self, request: WaitRequest) -> BoxFuture<'_, Result<Option<Arc<RawValue>>, String>>;
@@ -188,6 +205,8 @@ pub struct ChildRequest<'a> {
     pub task: &'a str,
     /// Additional context from the caller; `None` if blank.
     pub context: Option<&'a str>,
+    /// Whether its caller does not wait for its end.
+    pub background: bool,
 }
 
 /// A wait for children in the background.
@@ -272,6 +291,8 @@ pub struct AdHocRequest<'a> {
     pub max_turns: u32,
     /// Its tools, and whether it ends with a summary.
     pub ad_hoc: AdHocSettings,
+    /// Whether its caller does not wait for its end.
+    pub background: bool,
 }
 
 /// Made once for a tool.

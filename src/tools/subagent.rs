@@ -7,15 +7,17 @@ use serde_json::{Map, Value};
 
 use crate::domain::agent::{AdHocSettings, MAX_TURNS, SubagentSettings as Settings, SummaryMode};
 use crate::domain::message::{ToolCall, ToolSpec, shorten, truncate_to_bytes};
-use crate::tools::{AdHocRequest, CallContext, Effect, Tool, ToolOutput};
+use crate::tools::{AdHocRequest, CallContext, Effect, Tool, ToolOutput, background};
 
 pub const NAME: &str = "subagent";
-const ARGUMENT_NAMES: [&str; 5] = [
+const ARGUMENT_NAMES: [&str; 6] = [
     "label",
     "task_prompt",
     "summary_prompt",
     "allowed_tools",
     "max_turns",
+    // The last one: only if the agent may start sub-agents in the background.
+    "background",
 ];
 /// Ends a truncated result.
 const TRUNCATION_MARK: &str = "... (truncated)";
@@ -33,20 +35,29 @@ pub struct Subagent {
     tools: Vec<String>,
     /// Further tools of the caller, which are found by searching.
     deferred: Vec<String>,
+    /// Whether a call may start a child in the background.
+    background: bool,
 }
 
 impl Subagent {
-    pub fn new(settings: Settings, tools: Vec<String>, deferred: Vec<String>) -> Self {
+    pub fn new(
+        settings: Settings,
+        tools: Vec<String>,
+        deferred: Vec<String>,
+        background: bool,
+    ) -> Self {
         Self {
             settings,
             tools,
             deferred,
+            background,
         }
     }
 
     /// Reads a call's arguments and checks them in the order of the contract.
     fn parse_arguments(&self, json: &RawValue) -> Result<Arguments, String> {
-        let raw = RawArguments::parse(json)?;
+        let names = &ARGUMENT_NAMES[..ARGUMENT_NAMES.len() - usize::from(!self.background)];
+        let raw = RawArguments::parse(json, names)?;
         if raw.task.trim().is_empty() {
             return Err("task_prompt cannot be empty".to_owned());
         }
@@ -84,6 +95,7 @@ impl Subagent {
             // Every list of runs shows it.
             label: shorten(&raw.label, MAX_LABEL_CHARS),
             task: raw.task,
+            background: raw.background,
             max_turns,
             ad_hoc: AdHocSettings {
                 allowed_tools: raw.allowed_tools,
@@ -95,7 +107,7 @@ impl Subagent {
 
 impl Tool for Subagent {
     fn spec(&self) -> ToolSpec {
-        let properties = serde_json::json!({
+        let mut properties = serde_json::json!({
             "label": {
                 "type": "string",
                 "description": "Unique identifier for this subagent (e.g., 'research_api_docs', 'analyze_logs')",
@@ -123,6 +135,10 @@ impl Tool for Subagent {
                 ),
             },
         });
+        if self.background {
+            properties["background"] =
+                serde_json::json!({"type": "boolean", "description": background::ARGUMENT});
+        }
         let parameters = serde_json::json!({
             "type": "object",
             "properties": properties,
@@ -160,6 +176,7 @@ impl Tool for Subagent {
                 task: &arguments.task,
                 max_turns: arguments.max_turns,
                 ad_hoc: arguments.ad_hoc,
+                background: arguments.background,
             };
             let result = context.delegate.run_ad_hoc(request).await?;
             Ok(truncate(result, self.settings.output_max_size).into())
@@ -172,6 +189,7 @@ impl Tool for Subagent {
 struct Arguments {
     label: String,
     task: String,
+    background: bool,
     max_turns: u32,
     ad_hoc: AdHocSettings,
 }
@@ -183,19 +201,21 @@ struct RawArguments {
     summary_prompt: Option<String>,
     allowed_tools: Option<Vec<String>>,
     max_turns: Option<f64>,
+    background: bool,
 }
 
 impl RawArguments {
-    fn parse(json: &RawValue) -> Result<Self, String> {
+    /// `names` are those of the arguments that there are.
+    fn parse(json: &RawValue, names: &[&str]) -> Result<Self, String> {
         let arguments: Map<String, Value> = serde_json::from_str(json.get()).map_err(|error| {
             format!("subagent error: the arguments are not a JSON object: {error}")
         })?;
         let mut keys = arguments.keys();
-        if let Some(unknown) = keys.find(|key| !ARGUMENT_NAMES.contains(&key.as_str())) {
+        if let Some(unknown) = keys.find(|key| !names.contains(&key.as_str())) {
             let unknown = shorten(unknown, 100);
             return Err(format!(
                 "subagent error: there is no argument \"{unknown}\"; it takes {}",
-                ARGUMENT_NAMES.join(", ")
+                names.join(", ")
             ));
         }
         let text = |key: &str| match arguments.get(key) {
@@ -222,12 +242,20 @@ impl RawArguments {
                 return Err("subagent error: \"max_turns\" must be a whole number".to_owned());
             }
         };
+        let background = match arguments.get("background") {
+            None | Some(Value::Null) => false,
+            Some(Value::Bool(background)) => *background,
+            Some(_) => {
+                return Err("subagent error: \"background\" must be true or false".to_owned());
+            }
+        };
         Ok(Self {
             label,
             task,
             summary_prompt,
             allowed_tools,
             max_turns,
+            background,
         })
     }
 }
@@ -256,13 +284,18 @@ mod tests {
     use crate::tools::Tool;
 
     fn parse(arguments: &Value) -> Result<super::Arguments, String> {
-        let tool = Subagent::new(Settings::default(), vec!["grep".to_owned()], Vec::new());
+        let tool = Subagent::new(
+            Settings::default(),
+            vec!["grep".to_owned()],
+            Vec::new(),
+            false,
+        );
         tool.parse_arguments(&serde_json::value::to_raw_value(arguments).expect("JSON"))
     }
 
     #[test]
     fn the_model_reads_the_contracts_descriptions() {
-        let spec = Subagent::new(Settings::default(), Vec::new(), Vec::new()).spec();
+        let spec = Subagent::new(Settings::default(), Vec::new(), Vec::new(), false).spec();
         assert!(
             spec.description
                 .starts_with("Delegate a focused task to a recursive agent instance")
@@ -347,7 +380,7 @@ mod tests {
             summary: SummaryMode::Always,
             ..Settings::default()
         };
-        let tool = Subagent::new(settings, Vec::new(), Vec::new());
+        let tool = Subagent::new(settings, Vec::new(), Vec::new(), false);
         let arguments = serde_json::value::to_raw_value(&json!({"label": "a", "task_prompt": "x"}));
         let parsed = tool
             .parse_arguments(&arguments.expect("JSON"))

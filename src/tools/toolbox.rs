@@ -20,7 +20,7 @@ use crate::tools::mcp::{McpToolset, UnavailableServer};
 use crate::tools::registry::ToolRegistry;
 use crate::tools::subagent::{self, Subagent};
 use crate::tools::{
-    CallContext, Delegate, Effect, Tool, ToolOutput, ask_person, recall, shell, wait,
+    CallContext, Delegate, Effect, Tool, ToolOutput, ask_person, background, recall, shell, wait,
 };
 use crate::validation;
 use crate::workdirs::workdir::Workdir;
@@ -83,14 +83,20 @@ impl Toolbox {
             tools.extend(waiting.map(|(name, tool)| (name.to_owned(), tool)));
         }
         let names = &agent.sub_agents;
+        let in_background = agent.delegation.background;
+        if in_background && (!names.is_empty() || agent.subagent.is_some()) {
+            let of_background = background::tools().into_iter();
+            tools.extend(of_background.map(|(name, tool)| (name.to_owned(), tool)));
+        }
         if !names.is_empty() {
-            let tool = CallAgent::new(names.iter().map(|name| describe_agent(name)).collect());
+            let agents = names.iter().map(|name| describe_agent(name)).collect();
+            let tool = CallAgent::new(agents, in_background);
             tools.insert(call_agent::NAME.to_owned(), Arc::new(tool));
         }
         if let Some(settings) = &agent.subagent {
             let names = tools.keys().filter(|name| !is_withheld(name));
             let (deferred, names) = names.cloned().partition(|name| is_deferred(name));
-            let tool = Subagent::new(settings.clone(), names, deferred);
+            let tool = Subagent::new(settings.clone(), names, deferred, in_background);
             tools.insert(subagent::NAME.to_owned(), Arc::new(tool));
         }
         tools.retain(|name, _| is_allowed(name));
@@ -105,9 +111,12 @@ impl Toolbox {
         tools.extend(deferral.into_iter().flatten());
         // At its depth limit an agent is not offered delegating tools, but a call of one still gets its error.
         let limit = agent.subagent.as_ref().map_or(0, |it| it.max_depth);
+        let has_call_agent = !names.is_empty() && scope.can_delegate();
+        let has_subagent = scope.depth.0 < scope.max_ad_hoc_depth(limit);
         let is_offered = |name: &str| match name {
-            call_agent::NAME => scope.can_delegate(),
-            subagent::NAME => scope.depth.0 < scope.max_ad_hoc_depth(limit),
+            call_agent::NAME => has_call_agent,
+            subagent::NAME => has_subagent,
+            background::AWAIT_AGENTS | background::CANCEL_AGENT => has_call_agent || has_subagent,
             _ => !is_withheld(name) && (deferred.is_empty() || !name.contains(TOOL_NAME_SEPARATOR)),
         };
         let offered_tools = tools.iter().filter(|(name, _)| is_offered(name));

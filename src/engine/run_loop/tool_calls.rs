@@ -680,6 +680,7 @@ async fn make_up(
         agent: simulator,
         task: &task.to_string(),
         context: None,
+        background: false,
     };
     batch
         .delegate

@@ -33,9 +33,11 @@ use crate::engine::state::failures;
 use crate::engine::state::pause::PauseReason;
 use crate::engine::state::prompt::RunInput;
 use crate::engine::state::root_permit::ChildPermit;
+use crate::engine::state::turn_error::TurnError;
 use crate::store::{Change, StoreError};
 use crate::tools::{
-    AdHocRequest, AnswerToQuestion, AskRequest, ChildRequest, Delegate, WaitRequest,
+    AdHocRequest, AgentEnd, AnswerToQuestion, AskRequest, AwaitRequest, ChildRequest, Delegate,
+    WaitRequest,
 };
 
 /// The loop, as a function that drives a child.
@@ -70,6 +72,7 @@ impl Delegate for RunDelegate {
         Box::pin(async move {
             let call = request.tool_call_id;
             let run = match self.recorded_calls.children.get(call) {
+                Some(child) if request.background => return Ok(background::started(child)),
                 Some(child) if child.status.is_terminal() => Arc::new(child.clone()),
                 Some(child) => self.resume(child).await?,
                 None => {
@@ -78,6 +81,9 @@ impl Delegate for RunDelegate {
                     let task = checked.task.clone();
                     let prepare =
                         |id| child_run::prepare(&self.context, self.turn, &request, checked, id);
+                    if request.background {
+                        return self.start_in_background(call, &task, prepare).await;
+                    }
                     self.start_child(call, &task, prepare).await?
                 }
             };
@@ -110,6 +116,7 @@ impl Delegate for RunDelegate {
         Box::pin(async move {
             let call = request.tool_call_id;
             let run = match self.recorded_calls.children.get(call) {
+                Some(child) if request.background => return Ok(background::started(child)),
                 Some(child) if child.status.is_terminal() => Arc::new(child.clone()),
                 Some(child) => {
                     let _time_guard = track_time(&self.context, child.id);
@@ -127,21 +134,53 @@ impl Delegate for RunDelegate {
                     let mut time_guard = None;
                     let mut is_refused = true;
                     let prepare = |id| {
-                        time_guard = track_time(&self.context, id);
+                        if !request.background {
+                            time_guard = track_time(&self.context, id);
+                        }
                         let prepared = child_run::prepare_ad_hoc(&self.context, &request, id);
                         is_refused = prepared.is_err();
                         prepared
                     };
-                    let result = self.start_child(call, request.task, prepare).await;
+                    let result = match request.background {
+                        true => {
+                            let started = self.start_in_background(call, request.task, prepare);
+                            started.await.map(AdHocStart::InBackground)
+                        }
+                        false => {
+                            let ended = self.start_child(call, request.task, prepare);
+                            ended.await.map(AdHocStart::Ended)
+                        }
+                    };
                     if is_refused {
                         tree.ad_hoc_quotas.uncount_child();
                     }
-                    result.map_err(|reason| child_result::failure_message(&reason))?
+                    match result.map_err(|reason| child_result::failure_message(&reason))? {
+                        AdHocStart::Ended(run) => run,
+                        AdHocStart::InBackground(started) => return Ok(started),
+                    }
                 }
             };
             let outcome = child_result::ad_hoc_result(&run);
             self.record_returned(call, &run, &outcome).await?;
             outcome
+        })
+    }
+
+    fn await_agents<'a>(
+        &'a self,
+        request: AwaitRequest<'a>,
+    ) -> BoxFuture<'a, Result<Vec<AgentEnd>, String>> {
+        Box::pin(async move {
+            let ends = background::await_ends(&self.context, request).await;
+            ends.map_err(|error| handle_store_error(&self.context, error))?
+        })
+    }
+
+    fn cancel_agent(&self, run: RunId) -> BoxFuture<'_, Result<(), String>> {
+        Box::pin(async move {
+            let cancelled = background::cancel(&self.context, run).await;
+            // A cancel is a request: the run goes on without it.
+            cancelled.map_err(|error| error.to_string())?
         })
     }
 
@@ -223,6 +262,43 @@ impl RunDelegate {
         };
         let begun = self.begin_child(call, task, prepare, None).await?;
         begun.drive(self.drive).await.ok_or_else(unrecorded_message)
+    }
+
+    /// As [`RunDelegate::start_child`], but returns once the child is recorded. It is driven in a task of its own.
+    async fn start_in_background(
+        &self,
+        call: &str,
+        task: &str,
+        prepare: impl FnOnce(RunId) -> Result<ChildRun, String>,
+    ) -> Result<String, String> {
+        let Self { context, drive, .. } = self;
+        let permit = match &context.run.background().permits {
+            Some(permits) => {
+                let acquired = background::acquire(context, Arc::clone(permits)).await;
+                Some(acquired.map_err(|error| match error {
+                    TurnError::Store(error) => handle_store_error(context, error),
+                    error => failures::interruption_message(&context.run, &error),
+                })?)
+            }
+            None => None,
+        };
+        let (acceptance, accepted) = Acceptance::new(None, None);
+        let begun = self
+            .begin_child(call, task, prepare, Some(acceptance))
+            .await?;
+        let run = Arc::clone(&begun.run);
+        let (parent, drive) = (context.clone(), *drive);
+        background::spawn(context, call, run.id, async move {
+            let _permit = permit;
+            let is_ad_hoc = begun.run.label.is_some();
+            let _time_guard = is_ad_hoc.then(|| track_time(&parent, begun.run.id));
+            begun.drive(drive).await
+        });
+        match accepted.await {
+            Ok(Ok(_)) => Ok(background::started(&run)),
+            Ok(Err(error)) => Err(handle_store_error(context, error)),
+            Err(_) => Err(unrecorded_message()),
+        }
     }
 
     /// Creates a child under the id that `prepare` is given, and records the call. The child's first commit answers `acceptance`.
@@ -363,6 +439,11 @@ impl BegunChild {
         };
         drive(&self.context, self.run, self.input, start).await
     }
+}
+
+enum AdHocStart {
+    Ended(Arc<Run>),
+    InBackground(String),
 }
 
 /// Starts the timer of an ad-hoc child, unless an ad-hoc ancestor's timer already covers it.
