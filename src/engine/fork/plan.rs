@@ -165,6 +165,8 @@ impl Planner<'_> {
                 self.forked_from.turn = first_own_turn(&kept);
             }
         }
+        self.check_background(copy.source, &source, &kept, &at)
+            .await?;
         let definition = self.definition(copy, &source).await?;
         if is_forked {
             check_max_turns(&kept, &definition.agent)?;
@@ -211,6 +213,43 @@ impl Planner<'_> {
             scope,
         });
         Ok(copies)
+    }
+
+    /// Whether the kept steps have the ends of all children in the background that the kept calls have started: the fork has no copies
+    /// of these children, so nothing could deliver their ends later. A run that has ended waits for none.
+    async fn check_background(
+        &self,
+        id: RunId,
+        source: &SourceRun,
+        kept: &KeptSteps,
+        at: &Cut,
+    ) -> Result<(), ForkError> {
+        let is_at_end = matches!(at, Cut::AtEnd { .. }) && source.run.status.is_terminal();
+        if is_at_end || !source.agent.delegation.background {
+            return Ok(());
+        }
+        let calls = run_log::load_calls(self.engine, id).await?;
+        let is_open = |call: &String| matches!(at, Cut::InCall(open) if open == call);
+        let is_kept = |call: &String| kept.recorded_calls.contains(call) || is_open(call);
+        let is_delivered = |call: &String| {
+            let returned_in = calls.returned.get(call);
+            returned_in.is_some_and(|it| match (&it.awaited_by, it.message) {
+                (Some(by), _) => kept.recorded_calls.contains(by),
+                (None, message) => message.is_some_and(|number| number <= kept.messages),
+            })
+        };
+        let mut started = calls.background.iter().filter(|call| is_kept(call));
+        match started.find(|call| is_open(call) || !is_delivered(call)) {
+            None => Ok(()),
+            Some(call) => {
+                let reason = format!(
+                    "is a point at which {id} has a sub-agent in the background (call {}) whose result it does not have yet: fork it at \
+                     another turn",
+                    shorten(call, 80)
+                );
+                Err(ForkError::field("/at/turn", reason))
+            }
+        }
     }
 
     fn check_reply_edit(&self, at: &Cut) -> Result<(), ForkError> {
