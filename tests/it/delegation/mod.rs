@@ -1,6 +1,7 @@
 //! Agents that call other agents.
 
 mod ad_hoc;
+mod background;
 mod call_agent;
 mod cancel_tree;
 mod depth;
