@@ -200,3 +200,40 @@ async fn a_cancelled_tree_is_cancelled_again() {
     assert_eq!(recording.matches(reason).count(), 2, "{recording}");
     tested(&app, 0, &[]).await;
 }
+
+#[tokio::test]
+async fn children_in_the_background_are_played_back() {
+    let boss = "sub_agents = [\"kid\"]\n[sub_agents_config]\nbackground = true";
+    let app = TestApp::setup()
+        .agent("boss", boss)
+        .agent("kid", "")
+        .spawn()
+        .await;
+    let starts = || {
+        let arguments = json!({"agent": "kid", "task": "play", "background": true});
+        calls([("call_agent", arguments)])
+    };
+    app.provider.will(
+        "boss",
+        [
+            starts(),
+            calls([("await_agents", json!({}))]),
+            starts(),
+            says("for now"),
+            says("done"),
+        ],
+    );
+    let gate = Gate::closed();
+    let second = says("did it").after_gate(&gate);
+    app.provider.will("kid", [says("did it"), second]);
+    let run = app.start("boss", "go").await;
+    app.provider.wait_for_request("boss", 4).await;
+    gate.open();
+    let run = run.wait_for_end().await;
+    assert_eq!(run.output(), "done");
+    save(&app, run.id(), "tests/background.toml").await;
+    for _ in 0..3 {
+        let report = tested(&app, 0, &[]).await;
+        assert_eq!(report["status"], "passed", "{report}");
+    }
+}

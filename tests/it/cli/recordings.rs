@@ -385,6 +385,7 @@ async fn the_shipped_agents_pass_their_tests() {
     for name in [
         "planner",
         "planner-scripted",
+        "coordinator-scripted",
         "fixer",
         "librarian",
         "reviewer",

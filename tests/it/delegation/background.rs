@@ -1,9 +1,12 @@
 //! Children in the background: how they start, how their ends reach their parent, and what happens at its end.
 
+use std::time::Instant;
+
 use serde_json::{Value, json};
 
 use crate::support::app::{Setup, TestApp};
 use crate::support::events::{assert_complete, count};
+use crate::support::eventually;
 use crate::support::gate::Gate;
 use crate::support::provider::answer::{ScriptedAnswer, calls, delegates, fails, hangs, says};
 use crate::support::provider::recorded_request::RecordedRequest;
@@ -466,4 +469,139 @@ async fn a_fork_needs_the_ends() {
         // The child may end before or after the next request.
         assert!(text.starts_with("\"turn "), "{turn} {text}");
     }
+}
+
+#[tokio::test]
+async fn a_kill_loses_and_repeats_nothing() {
+    let mut app = planner("", "").spawn().await;
+    let [a, second, third] = [Gate::closed(), Gate::closed(), Gate::closed()];
+    let (of_a, of_second, of_third) = (a.clone(), second.clone(), third.clone());
+    app.provider
+        .always("a", move |_| says("text of a").after_gate(&of_a));
+    app.provider.always("b", |_| says("text of b"));
+    app.provider
+        .always("planner", move |seen| match seen.turn() {
+            1 => starts(&["a"]),
+            2 => delegates([("b", "be quick")]).after_gate(&of_second),
+            3 => says("for now").after_gate(&of_third),
+            turn => says(format!("turn {turn}")),
+        });
+    let id = app.start("planner", "go").await.id().to_owned();
+    app.provider.wait_for_request("planner", 2).await;
+    app.provider.wait_for_request("a", 1).await;
+    // The child works.
+    app.crash_and_restart().await;
+    app.provider.wait_for_request("a", 2).await;
+    let child = app.find(&id).await.children().await[0].id().to_owned();
+    a.open();
+    has_ended(&app, &child).await;
+    // It has ended, and its parent does not know.
+    app.crash_and_restart().await;
+    second.open();
+    eventually("the end in a request", async || {
+        let seen = app.provider.requests_for("planner");
+        seen.iter().any(|it| !ends(it).is_empty()).then_some(())
+    })
+    .await;
+    // It is delivered, and the request has no reply.
+    app.crash_and_restart().await;
+    third.open();
+    let ended = app.find(&id).await.wait_for_end().await;
+    assert_eq!(ended.output(), "for now");
+    let seen = app.provider.requests_for("planner");
+    let delivered = ends(seen.last().expect("a request"));
+    assert_eq!(delivered, [end("a", &child, "text of a")]);
+    let events = ended.events().await;
+    assert_complete(&events);
+    assert_eq!(count(&events, "message.added"), 1);
+    assert_eq!(count(&events, "agent.returned"), 2);
+    assert_eq!(ended["tree"]["runs"], 3);
+}
+
+#[tokio::test]
+async fn waits_survive_kills() {
+    let mut app = planner("", "").spawn().await;
+    let (a, b) = (Gate::closed(), Gate::closed());
+    let gates = (a.clone(), b.clone());
+    app.provider
+        .always("a", move |_| says("text of a").after_gate(&gates.0));
+    app.provider
+        .always("b", move |_| says("text of b").after_gate(&gates.1));
+    app.provider.always("planner", |seen| match seen.turn() {
+        1 => starts(&["a", "b"]),
+        2 => awaits(json!({"any": true})),
+        turn => says(format!("turn {turn}")),
+    });
+    let id = app.start("planner", "go").await.id().to_owned();
+    waits_for(&app, &app.find(&id).await, "agents").await;
+    app.crash_and_restart().await;
+    app.provider.wait_for_request("b", 2).await;
+    assert_eq!(app.find(&id).await["waiting_for"], "agents");
+    b.open();
+    app.provider.wait_for_request("planner", 3).await;
+    waits_for(&app, &app.find(&id).await, "agents").await;
+    app.crash_and_restart().await;
+    app.provider.wait_for_request("a", 3).await;
+    a.open();
+    let ended = app.find(&id).await.wait_for_end().await;
+    assert_eq!(ended.output(), "turn 4");
+    let messages = ended.messages().await.to_string();
+    for text in ["text of a", "text of b"] {
+        assert_eq!(messages.matches(text).count(), 1, "{messages}");
+    }
+    assert_eq!(app.provider.requests_for("planner").len(), 4);
+}
+
+/// Starts a thousand children, 50 in a turn.
+fn crowd(seen: &RecordedRequest) -> Option<ScriptedAnswer> {
+    (seen.turn() <= 20).then(|| starts(&["a"; 50]))
+}
+
+#[tokio::test]
+async fn a_thousand_children_work_in_the_background() {
+    let app = planner("", "")
+        .config("[runs]\nmax_tree = 2000")
+        .spawn()
+        .await;
+    app.provider.always("a", |_| says("read"));
+    app.provider.always("planner", |seen| {
+        crowd(seen).unwrap_or_else(|| match seen.turn() {
+            21 => awaits(json!({})),
+            _ => says("done"),
+        })
+    });
+    let start = Instant::now();
+    let run = app.run("planner", "go").await;
+    let took = start.elapsed();
+    assert_eq!(run.output(), "done");
+    assert_eq!(run["tree"]["runs"], 1001);
+    let events = run.events().await;
+    assert_complete(&events);
+    assert_eq!(count(&events, "agent.returned"), 1000);
+    let messages = run.messages().await.to_string();
+    assert_eq!(messages.matches("read").count(), 1000, "each once");
+    eprintln!("1,000 children in the background: {took:?}");
+}
+
+#[tokio::test]
+async fn a_cancel_ends_a_thousand_children() {
+    let app = planner("", "")
+        .config("[runs]\nmax_tree = 2000")
+        .spawn()
+        .await;
+    app.provider.always("a", |_| hangs());
+    app.provider.always("planner", |seen| {
+        crowd(seen).unwrap_or_else(|| says("done"))
+    });
+    let run = app.start("planner", "go").await;
+    waits_for(&app, &run, "agents").await;
+    assert_eq!(run.reload().await["tree"]["runs"], 1001);
+    let start = Instant::now();
+    let cancelled = run.cancel("enough").await;
+    eprintln!("cancelled after {:?}", start.elapsed());
+    assert_eq!(cancelled.status(), "cancelled");
+    let database = app.database();
+    let others = "SELECT count(*) FROM runs WHERE status <> 'cancelled'";
+    assert_eq!(database.number(others), Some(0));
+    assert_eq!(database.count("runs"), 1001);
 }

@@ -1,6 +1,7 @@
 //! Restarts: kills, drains, clocks.
 
 mod after_kill;
+mod background;
 mod clocks;
 mod drain;
 mod lost_answers;

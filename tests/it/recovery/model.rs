@@ -446,7 +446,7 @@ impl Life {
         .await;
     }
 
-    async fn root(&self) -> Option<Run> {
+    pub async fn root(&self) -> Option<Run> {
         let filter = axed::store::runs::RunFilter {
             limit: 1,
             ..Default::default()
