@@ -7,7 +7,8 @@ lost or done twice.
 Checks after the last restart, over the API alone: every accepted request is one run; every run has ended; its events have
 no gap and one end; a call that is not safe to repeat is recorded before it is performed, and performed at most once;
 an answer that was accepted is the only one to its question, and the result of its call; a wait ends once, with an event that its run
-has not received before; a message that was accepted is read or has a warning; the usage is the sum over all runs.
+has not received before; the end of a child in the background is delivered once; a message that was accepted is read or has a warning;
+the usage is the sum over all runs.
 """
 
 import argparse, collections, http.client, http.server, json, os, pathlib, random, signal, subprocess, sys, tempfile
@@ -44,6 +45,7 @@ AGENTS = {
     "careful": 'approve = ["ledger__pay"]\n',
     "curious": "[ask]\nenabled = true\n",
     "patient": "[wait]\nenabled = true\n",
+    "chief": 'sub_agents = ["worker"]\n[sub_agents_config]\nbackground = true\n',
 }
 
 
@@ -66,6 +68,11 @@ class Provider(http.server.BaseHTTPRequestHandler):
                 calls = [("sleep", {"seconds": random.randint(1, 4)}), ("wait_for", {"event": "tick", "key": random.choice(KEYS)})]
             if body["model"] == "boss":
                 calls += [("call_agent", {"agent": agent, "task": f"part of {agent}"}) for agent in ("worker", "patient")]
+            if body["model"] == "chief":
+                task = {"agent": "worker", "background": True}
+                calls += [("call_agent", {**task, "task": f"part {n}"}) for n in (1, 2)]
+        elif body["model"] == "chief" and messages[-1]["role"] == "tool" and random.random() < 0.5:
+            calls.append(("await_agents", {"any": random.random() < 0.5}))
         delta = {"content": " | ".join(said)}
         if calls:
             delta = {"tool_calls": [
@@ -187,7 +194,7 @@ class Client:
         choice = self.dice.random()
         runs = list(self.roots.values())
         if choice < 0.35 or not runs:
-            agent = self.dice.choice(["boss", "boss", "careful", "curious", "patient"])
+            agent = self.dice.choice(["boss", "boss", "careful", "curious", "patient", "chief", "chief"])
             return self.start(daemon, f"/agents/{agent}/runs", {"input": f"task {uuid.uuid4().hex}"})
         run = self.dice.choice(runs[-12:])
         tree = [it["id"] for it in nodes(daemon.get(f"/runs/{run}/tree"))] if self.dice.random() < 0.4 else [run]
@@ -340,6 +347,25 @@ class Check:
             for call, data in ended.items():
                 assert not data or data in results.get(call, data), f"{id}: {results[call]} is not {data}"
 
+    def background(self):
+        """The end of each child in the background is in one message or in one result."""
+        count = 0
+        for id, events in self.events.items():
+            called = [it["child_id"] for it in events if it["type"] == "agent.called" and it.get("background")]
+            returned = [it for it in events if it["type"] == "agent.returned" and it["child_id"] in called]
+            delivered = collections.Counter(it["child_id"] for it in returned)
+            assert all(number == 1 for number in delivered.values()), f"{id}: delivered twice: {delivered}"
+            is_unread = any(it["code"] == "message_unread" for it in self.runs[id]["warnings"])
+            if self.runs[id]["status"] == "completed" and not is_unread:
+                assert set(delivered) == set(called), f"{id}: of {called} only {delivered} are delivered"
+            results = {it["tool_call_id"]: it["result"] for it in events if it["type"] == "tool.completed"}
+            messages = {it["number"]: it["content"] for it in events if it["type"] == "message.added"}
+            for it in returned:
+                text = results.get(it["awaited_by"], it["child_id"]) if it.get("awaited_by") else messages[it["message"]]
+                assert it["child_id"] in text, f"{id}: the end of {it['child_id']} is not in {text}"
+            count += len(returned)
+        return count
+
     def messages(self):
         for content, id in self.client.messages.items():
             run = self.runs[id]
@@ -394,11 +420,12 @@ def main():
             check.payments()
             check.answers()
             check.waits()
+            ends = check.background()
             check.messages()
             check.usage()
             counts = ", ".join(f"{count} {what}" for what, count in sorted(client.counts.items()))
             print(f"kill_loop: ok: {arguments.kills} kills, {len(check.runs)} runs, {sum(check.paid.values())} payments, "
-                  f"{failures['interrupted']} interrupted; {counts}")
+                  f"{failures['interrupted']} interrupted, {ends} ends in the background; {counts}")
         except BaseException:
             sys.stderr.write(daemon.log.read_text()[-6000:])
             raise
