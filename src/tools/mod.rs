@@ -1,5 +1,6 @@
 //! The tool contract, and the trait through which a tool starts child runs.
 
+use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::domain::agent::AdHocSettings;
-use crate::domain::attachment::Attachment;
+use crate::domain::attachment::{Attachment, Digest};
 use crate::domain::input::Question;
 use crate::domain::json_schema::Schema;
 use crate::domain::message::{ToolCall, ToolSpec, empty_arguments};
@@ -63,6 +64,20 @@ pub trait Tool: Send + Sync {
         call: &'a ToolCall,
         context: CallContext<'a>,
     ) -> BoxFuture<'a, Result<ToolOutput, String>>;
+
+    /// Asks the service of the tool whether it performed a call whose end is not known. Without a way to do so: `Unknown`.
+    fn probe<'a>(&'a self, _: &'a ToolCall, _: CallContext<'a>) -> BoxFuture<'a, Probed> {
+        Box::pin(ready(Probed::Unknown))
+    }
+}
+
+/// What a service says of a call that had begun.
+#[derive(Debug)]
+pub enum Probed {
+    /// It was performed, with this result.
+    Done(ToolOutput),
+    NotDone,
+    Unknown,
 }
 
 /// The result of a tool call.
@@ -71,13 +86,25 @@ pub struct ToolOutput {
     pub text: String,
     /// Images and files that go with the text.
     pub attachments: Vec<Attachment>,
+    /// Whether there is no result because the connection broke during the call. The text says why.
+    pub is_end_unknown: bool,
+}
+
+impl ToolOutput {
+    /// Of a call that may have been performed.
+    pub fn end_unknown(why: String) -> Self {
+        Self {
+            is_end_unknown: true,
+            ..Self::from(why)
+        }
+    }
 }
 
 impl From<String> for ToolOutput {
     fn from(text: String) -> Self {
         Self {
             text,
-            attachments: Vec::new(),
+            ..Self::default()
         }
     }
 }
@@ -118,10 +145,19 @@ pub enum Effect {
     ReadOnly,
     /// Something that must not be done twice.
     Mutating,
+    /// Something that a service does once for the key of the call, however often it is sent.
+    Keyed,
     /// It starts child runs or waits for them, which are found again after a restart.
     Delegating,
     /// It waits for a person, a time or an event; what it waited for is found again after a restart.
     Asking,
+}
+
+impl Effect {
+    /// Whether the call itself does it, not what it starts or waits for.
+    pub fn is_own(self) -> bool {
+        matches!(self, Self::ReadOnly | Self::Mutating | Self::Keyed)
+    }
 }
 
 /// The run that a call belongs to, and what the call may use.
@@ -140,6 +176,14 @@ pub struct CallContext<'a> {
 }
 
 impl CallContext<'_> {
+    /// The key of the call: the same whenever it is executed again, and another one in each fork.
+    pub fn call_key(&self, call: &ToolCall) -> String {
+        let named = format!("{} {}", self.scope.run, call.id);
+        let mut key = Digest::compute(named.as_bytes()).to_string();
+        key.truncate(32);
+        key
+    }
+
     /// The run's working directory.
     ///
     /// # Errors

@@ -20,7 +20,7 @@ use crate::tools::mcp::{McpToolset, UnavailableServer};
 use crate::tools::registry::ToolRegistry;
 use crate::tools::subagent::{self, Subagent};
 use crate::tools::{
-    CallContext, Delegate, Effect, Tool, ToolOutput, ask_person, background, recall, shell, wait,
+    CallContext, Delegate, Effect, Probed, Tool, ToolOutput, ask_person, background, recall, shell, wait,
 };
 use crate::validation;
 use crate::workdirs::workdir::Workdir;
@@ -272,13 +272,7 @@ impl Toolbox {
         let Some(tool) = self.tools.get(&call.name) else {
             return Err(self.missing_tool(&call.name));
         };
-        let context = CallContext {
-            scope,
-            key,
-            workdir: self.workdir.as_ref(),
-            allowed_hosts: &self.allowed_hosts,
-            delegate,
-        };
+        let context = self.context(scope, key, delegate);
         if tool.effect() == Effect::Delegating {
             // It checks its arguments and bounds its result itself.
             return tool.call(call, context).await;
@@ -297,6 +291,35 @@ impl Toolbox {
             }
             .limit_attachments(self.attachments)),
             Err(text) => Err(truncate_with_notice(text, self.max_result)),
+        }
+    }
+
+    /// Asks whether a call whose end is not known was performed.
+    pub async fn probe(
+        &self,
+        call: &ToolCall,
+        scope: &Scope,
+        key: Option<&str>,
+        delegate: &dyn Delegate,
+    ) -> Probed {
+        match self.tools.get(&call.name) {
+            Some(tool) => tool.probe(call, self.context(scope, key, delegate)).await,
+            None => Probed::Unknown,
+        }
+    }
+
+    fn context<'a>(
+        &'a self,
+        scope: &'a Scope,
+        key: Option<&'a str>,
+        delegate: &'a dyn Delegate,
+    ) -> CallContext<'a> {
+        CallContext {
+            scope,
+            key,
+            workdir: self.workdir.as_ref(),
+            allowed_hosts: &self.allowed_hosts,
+            delegate,
         }
     }
 }
@@ -415,6 +438,7 @@ mod tests {
         let output = ToolOutput {
             text: "text".to_owned(),
             attachments: [10, 101, 90, 90, 20, 10, 10, 10].map(image).into(),
+            ..ToolOutput::default()
         };
         let limits = AttachmentLimits {
             count: 3,

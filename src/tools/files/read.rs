@@ -136,6 +136,7 @@ fn read_image(
             image.media_type, image.bytes
         ),
         attachments: vec![image],
+        ..ToolOutput::default()
     })
 }
 

@@ -39,7 +39,11 @@ pub fn tool_output(result: &Value) -> Result<ToolOutput, String> {
     match result.get("isError").is_some_and(is_true) {
         true if text.is_empty() => Err("the tool failed without a message".to_owned()),
         true => Err(text),
-        false => Ok(ToolOutput { text, attachments }),
+        false => Ok(ToolOutput {
+            text,
+            attachments,
+            ..ToolOutput::default()
+        }),
     }
 }
 

@@ -45,8 +45,10 @@ pub struct RequestFailure {
 pub enum RetrySafety {
     /// It was certainly not executed.
     Always,
-    /// It may have been executed.
+    /// It may have been executed, and its answer is no result.
     IfReadOnly,
+    /// It may have been executed: the connection broke before its answer.
+    EndUnknown,
     /// It was answered, rejected for good, or took too long.
     Never,
 }
@@ -55,7 +57,7 @@ impl RetrySafety {
     pub fn allows_retry(self, effect: Effect) -> bool {
         match self {
             Self::Always => true,
-            Self::IfReadOnly => effect == Effect::ReadOnly,
+            Self::IfReadOnly | Self::EndUnknown => effect == Effect::ReadOnly,
             Self::Never => false,
         }
     }

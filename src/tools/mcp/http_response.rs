@@ -50,7 +50,8 @@ impl HttpError {
             Self::Status { status, .. } if *status >= 500 => RetrySafety::IfReadOnly,
             Self::Status { .. } | Self::NoToken(_) => RetrySafety::Never,
             Self::Request(error) if error.is_connect() => RetrySafety::Always,
-            Self::InvalidResponse(_) | Self::Request(_) => RetrySafety::IfReadOnly,
+            Self::InvalidResponse(_) => RetrySafety::IfReadOnly,
+            Self::Request(_) => RetrySafety::EndUnknown,
         }
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rmcp::model::{
     CallToolRequestParams, CallToolResponse, ClientRequest, JsonObject, PingRequest,
+    RequestMetaObject,
 };
 use rmcp::{Peer, RoleClient, ServiceError};
 use serde_json::Value;
@@ -19,6 +20,8 @@ use crate::tools::mcp::http;
 use crate::tools::mcp::http_response::HttpError;
 use crate::tools::mcp::message::raw_call_result;
 
+/// Where a call has its key, which is the same if the call is repeated.
+const CALL_KEY: &str = "axed/idempotencyKey";
 /// Concurrent calls of one connection.
 const MAX_CALLS: usize = 1024;
 /// After a timed-out call, how long the server may take to answer a ping.
@@ -131,10 +134,14 @@ impl McpSession {
         &self,
         tool: &str,
         arguments: JsonObject,
+        key: &str,
         time_limit: Duration,
     ) -> Result<Value, RequestFailure> {
         let _guard = self.begin_request()?;
-        let params = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments);
+        let mut params = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments);
+        let mut meta = RequestMetaObject::default();
+        meta.insert(CALL_KEY.to_owned(), key.into());
+        params.meta = Some(meta);
         let Ok(response) = timeout(time_limit, self.peer.call_tool_once(params)).await else {
             if !self.is_responsive().await {
                 self.close_state.retired.cancel();
@@ -206,7 +213,7 @@ impl McpSession {
         let (reason, retry) = match error {
             ServiceError::McpError(error) if is_connection_error(error) => (
                 self.close_state.redact(&error.message),
-                RetrySafety::IfReadOnly,
+                RetrySafety::EndUnknown,
             ),
             ServiceError::McpError(error) => {
                 self.mark_answered();
@@ -219,13 +226,13 @@ impl McpSession {
             ServiceError::TransportSend(error) => {
                 let error = error.error.as_ref();
                 let retry = http::find_http_error(error)
-                    .map_or(RetrySafety::IfReadOnly, HttpError::retry_safety);
+                    .map_or(RetrySafety::EndUnknown, HttpError::retry_safety);
                 (self.close_state.redact(&http::error_reason(error)), retry)
             }
-            ServiceError::TransportClosed => (self.close_reason(), RetrySafety::IfReadOnly),
+            ServiceError::TransportClosed => (self.close_reason(), RetrySafety::EndUnknown),
             other => (
                 self.close_state.redact(&other.to_string()),
-                RetrySafety::IfReadOnly,
+                RetrySafety::EndUnknown,
             ),
         };
         let is_answered = matches!(

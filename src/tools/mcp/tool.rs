@@ -11,7 +11,7 @@ use crate::domain::mcp::McpServer;
 use crate::domain::message::{ToolCall, ToolSpec};
 use crate::tools::mcp::connection::Connection;
 use crate::tools::mcp::content;
-use crate::tools::mcp::failure::RequestError;
+use crate::tools::mcp::failure::{RequestError, RetrySafety};
 use crate::tools::mcp::list::ToolDefinition;
 use crate::tools::{CallContext, Effect, Tool, ToolOutput};
 
@@ -39,15 +39,15 @@ impl McpTool {
 
     /// Calls the tool. Repeats the call once if the server lost the session or gave no proper answer, and the call was
     /// certainly not executed or may be repeated.
-    async fn call_with_retry(&self, call: &ToolCall) -> Result<ToolOutput, String> {
+    async fn call_with_retry(&self, call: &ToolCall, key: &str) -> Result<ToolOutput, String> {
         let arguments = serde_json::from_str(call.arguments.get());
         let arguments: JsonObject = arguments
             .map_err(|_| format!("The arguments of {} must be a JSON object", call.name))?;
-        let mut response = self.call_once(arguments.clone()).await;
+        let mut response = self.call_once(arguments.clone(), key).await;
         if let Err(RequestError::Failed(failure)) = &response
             && failure.retry.allows_retry(self.definition.effect)
         {
-            response = self.call_once(arguments).await;
+            response = self.call_once(arguments, key).await;
         }
         match response {
             Ok(output) => {
@@ -55,10 +55,17 @@ impl McpTool {
                 output
             }
             Err(RequestError::Unavailable(error)) => Err(error.to_string()),
-            Err(RequestError::Failed(failure)) => Err(format!(
-                "MCP server \"{}\" gave no result for the call: {}",
-                self.connection.name, failure.reason
-            )),
+            Err(RequestError::Failed(failure)) => {
+                let why = format!(
+                    "MCP server \"{}\" gave no result for the call: {}",
+                    self.connection.name, failure.reason
+                );
+                let may_be_repeated = self.definition.effect == Effect::ReadOnly;
+                match failure.retry == RetrySafety::EndUnknown && !may_be_repeated {
+                    true => Ok(ToolOutput::end_unknown(why)),
+                    false => Err(why),
+                }
+            }
         }
     }
 
@@ -66,9 +73,10 @@ impl McpTool {
     async fn call_once(
         &self,
         arguments: JsonObject,
+        key: &str,
     ) -> Result<Result<ToolOutput, String>, RequestError> {
         let session = self.connection.session(self.open_timeout).await?;
-        let response = session.call(&self.definition.original_name, arguments, self.timeout);
+        let response = session.call(&self.definition.original_name, arguments, key, self.timeout);
         Ok(match content::tool_output(&response.await?) {
             Ok(mut output) => {
                 output.text = session.redact_result(output.text);
@@ -99,11 +107,12 @@ impl Tool for McpTool {
     fn call<'a>(
         &'a self,
         call: &'a ToolCall,
-        _: CallContext<'a>,
+        context: CallContext<'a>,
     ) -> BoxFuture<'a, Result<ToolOutput, String>> {
         Box::pin(async move {
-            let result = self.call_with_retry(call).await;
-            self.connection.count_call(result.is_err());
+            let result = self.call_with_retry(call, &context.call_key(call)).await;
+            let has_failed = result.as_ref().map_or(true, |it| it.is_end_unknown);
+            self.connection.count_call(has_failed);
             result
         })
     }

@@ -45,6 +45,8 @@ const NOTICE_BYTES: usize = 512;
 /// The kernel takes 131,071 bytes in one argument.
 const MAX_COMMAND_BYTES: usize = 120_000;
 const MAX_REPORT_BYTES: u64 = 4096;
+/// The variable with the key of the call, for commands that call services.
+const CALL_KEY: &str = "AXED_CALL_KEY";
 /// The pause after each read of output that is dropped, so that a command that prints without end takes little of the
 /// daemon's time.
 const DROPPED_OUTPUT_PAUSE: Duration = Duration::from_millis(1);
@@ -242,7 +244,7 @@ impl Tool for RunCommand {
                 None => format!("the workdir cannot be read: {error}"),
             })?;
             let permit = context.acquire(&self.permits).await;
-            let running = self.spawn(workdir, &arguments.command)?;
+            let running = self.spawn(workdir, &arguments.command, &context.call_key(call))?;
             let cancelled = CancellationToken::new();
             let _cancel_on_drop = cancelled.clone().drop_guard();
             let (sender, result) = oneshot::channel();
@@ -271,7 +273,7 @@ impl RunCommand {
         self.max_result.saturating_sub(NOTICE_BYTES)
     }
 
-    fn spawn(&self, workdir: Dir, command: &str) -> Result<RunningCommand, String> {
+    fn spawn(&self, workdir: Dir, command: &str, key: &str) -> Result<RunningCommand, String> {
         let failed = |error: std::io::Error| format!("the command cannot be started: {error}");
         if command.contains('\0') {
             return Err("the command contains a NUL character, which no shell accepts".to_owned());
@@ -298,6 +300,7 @@ impl RunCommand {
             .args(&self.reserved)
             .env_clear()
             .envs(environment)
+            .env(CALL_KEY, key)
             .stdin(Stdio::from(workdir))
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
