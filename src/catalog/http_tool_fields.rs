@@ -1,12 +1,13 @@
 //! What the tables of `[[http_tools]]` have in common: names, addresses, headers.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::domain::agent::BUILT_IN_TOOLS;
-use crate::domain::http_tool::is_tool_name;
+use crate::domain::http_tool::{HttpMethod, PROBE_KEY, Probe, Repeat, is_tool_name};
 use crate::domain::mcp::Template;
 use crate::domain::skill::READ_SKILL;
 use crate::domain::text_template::{TemplatePart, TextTemplate};
+use crate::settings::table_reader::TableReader;
 use crate::ssrf;
 
 /// The default time limit of one call, in seconds.
@@ -88,4 +89,53 @@ pub fn parse_header(name: &str, value: &str) -> Result<Template, String> {
         return Err("cannot be set: axed sets it".to_owned());
     }
     Template::parse(value)
+}
+
+/// What a table says of calls whose end is not known.
+#[derive(Default)]
+pub struct Repetition {
+    /// `None` if the table does not say.
+    pub repeat: Option<Repeat>,
+    pub idempotency_header: Option<String>,
+}
+
+pub fn read_repetition(t: &mut TableReader<'_>) -> Repetition {
+    let node = t.peek("repeat");
+    let repeat = t.choice("repeat");
+    let has_header = t.peek("idempotency_header").is_some();
+    let idempotency_header = t.parsed_text("idempotency_header", |name| {
+        parse_header(name, "")?;
+        Ok(name.to_owned())
+    });
+    if let (Some(node), Some(Repeat::WithKey), false) = (&node, repeat, has_header) {
+        let why = "is \"with_key\", which needs idempotency_header: the header that has the key of a call";
+        t.push_invalid(node, "repeat", why);
+    }
+    Repetition {
+        repeat,
+        idempotency_header,
+    }
+}
+
+/// Reads `probe = { method, url }`; its address may have arguments by this schema, and the key of the call.
+pub fn read_probe(t: &mut TableReader<'_>, schema: &Value) -> Option<Probe> {
+    let mut schema = schema.clone();
+    if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
+        properties.insert(PROBE_KEY.to_owned(), json!({}));
+    }
+    t.peek("probe")?;
+    t.nested("probe", |t| {
+        if t.peek("url").is_none() {
+            t.push_missing(
+                "url",
+                "is required: an address that knows what became of a call",
+            );
+        }
+        let method = t.one_of("method", &HttpMethod::NAMES);
+        let url = t.parsed_text("url", |text| parse_url(text, &schema));
+        Some(Probe {
+            method: method.unwrap_or(HttpMethod::Get),
+            url: url?,
+        })
+    })
 }

@@ -9,11 +9,14 @@ use serde_json::{Map, Value, json};
 
 use crate::catalog::documents::AgentDocuments;
 use crate::catalog::http_tool_fields::{
-    DEFAULT_TIMEOUT_SECS, MAX_TIMEOUT_SECS, parse_header, parse_name, parse_url,
+    DEFAULT_TIMEOUT_SECS, MAX_TIMEOUT_SECS, Repetition, parse_header, parse_name, parse_url,
+    read_probe, read_repetition,
 };
 use crate::catalog::openapi_tools;
 use crate::catalog::schemas;
-use crate::domain::http_tool::{BodyFormat, HttpMethod, HttpTool, MAX_HTTP_TOOLS, render_body};
+use crate::domain::http_tool::{
+    BodyFormat, HttpMethod, HttpTool, MAX_HTTP_TOOLS, Repeat, render_body,
+};
 use crate::domain::json_schema::arguments::repair_arguments;
 use crate::domain::mcp::Template;
 use crate::domain::text_template::TextTemplate;
@@ -102,9 +105,11 @@ fn parse_tool(t: &mut TableReader<'_>) -> Option<HttpTool> {
     let body_format = body_format(&headers);
     let has_body = t.peek("body").is_some();
     let body = t.parsed_text("body", |text| parse_body(text, body_format, &properties));
-    let safe_to_repeat = t
-        .flag("safe_to_repeat")
-        .unwrap_or(method == HttpMethod::Get);
+    let Repetition {
+        repeat,
+        idempotency_header,
+    } = read_repetition(t);
+    let probe = read_probe(t, &properties);
     let timeout = t.integer("timeout", 1..=MAX_TIMEOUT_SECS);
     if has_body && body.is_none() {
         return None;
@@ -119,7 +124,9 @@ fn parse_tool(t: &mut TableReader<'_>) -> Option<HttpTool> {
         body_format,
         parameters: schema?,
         placement: None,
-        safe_to_repeat,
+        repeat: repeat.unwrap_or(Repeat::default_for(method)),
+        idempotency_header,
+        probe,
         timeout: Duration::from_secs(timeout.unwrap_or(DEFAULT_TIMEOUT_SECS)),
         openapi: None,
         table: 0,

@@ -10,9 +10,10 @@ use url::Url;
 
 use crate::catalog::documents::{AgentDocuments, Loaded};
 use crate::catalog::http_tool_fields::{
-    DEFAULT_TIMEOUT_SECS, MAX_TIMEOUT_SECS, parse_header, parse_name, parse_url,
+    DEFAULT_TIMEOUT_SECS, MAX_TIMEOUT_SECS, Repetition, parse_header, parse_name, parse_url,
+    read_repetition,
 };
-use crate::domain::http_tool::{HttpMethod, HttpTool};
+use crate::domain::http_tool::{HttpTool, Repeat};
 use crate::domain::mcp::Template;
 use crate::domain::openapi::{self, operation::Operation};
 use crate::settings::document::{Node, Value};
@@ -25,7 +26,7 @@ struct Shared {
     base_url: Option<Url>,
     prefix: String,
     headers: BTreeMap<String, Template>,
-    safe_to_repeat: Option<bool>,
+    repetition: Repetition,
     timeout: Duration,
 }
 
@@ -34,13 +35,13 @@ pub fn read(t: &mut TableReader<'_>, documents: &AgentDocuments<'_>) -> Vec<Http
     let base_url = t.parsed_text("base_url", parse_base_url);
     let prefix = t.text("prefix").unwrap_or_default();
     let headers = t.texts_by_name("headers", parse_header);
-    let safe_to_repeat = t.flag("safe_to_repeat");
+    let repetition = read_repetition(t);
     let timeout = t.integer("timeout", 1..=MAX_TIMEOUT_SECS);
     let shared = Shared {
         base_url,
         prefix,
         headers,
-        safe_to_repeat,
+        repetition,
         timeout: Duration::from_secs(timeout.unwrap_or(DEFAULT_TIMEOUT_SECS)),
     };
     let operations = t.take_node("operations");
@@ -97,7 +98,9 @@ fn names(t: &mut TableReader<'_>, operations: &Node) -> Vec<(Node, String)> {
 
 /// The error is the second half of a sentence that begins with the key.
 fn tool(loaded: &Loaded, name: &str, shared: &Shared) -> Result<HttpTool, String> {
-    let set_headers: Vec<&str> = shared.headers.keys().map(String::as_str).collect();
+    let repetition = &shared.repetition;
+    let set_headers = shared.headers.keys().chain(&repetition.idempotency_header);
+    let set_headers: Vec<&str> = set_headers.map(String::as_str).collect();
     let operation = openapi::operation(&loaded.document, name, &set_headers)
         .map_err(|why| format!("names \"{name}\", but the document {why}"))?;
     let failed = |why: String| format!("names \"{name}\", which cannot become a tool: {why}");
@@ -127,9 +130,11 @@ fn tool(loaded: &Loaded, name: &str, shared: &Shared) -> Result<HttpTool, String
         body_format: operation.body_format,
         parameters,
         placement: Some(operation.placement),
-        safe_to_repeat: shared
-            .safe_to_repeat
-            .unwrap_or(operation.method == HttpMethod::Get),
+        repeat: repetition
+            .repeat
+            .unwrap_or(Repeat::default_for(operation.method)),
+        idempotency_header: repetition.idempotency_header.clone(),
+        probe: None,
         timeout: shared.timeout,
         openapi: None,
         table: 0,

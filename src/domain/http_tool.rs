@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 use crate::domain::http_placement::{Placement, form, push_encoded};
 use crate::domain::mcp::Template;
 use crate::domain::text_template::{TemplatePart, TextTemplate, find, push_value};
+use crate::settings::choice::choice;
 
 /// The most tools of one agent.
 pub const MAX_HTTP_TOOLS: usize = 64;
@@ -20,6 +21,9 @@ pub const MAX_HTTP_TOOLS: usize = 64;
 const MAX_URL_BYTES: usize = 8 << 10;
 /// The most bytes of a request's body.
 const MAX_BODY_BYTES: usize = 1 << 20;
+
+/// The value in a probe's address that is the key of the call.
+pub const PROBE_KEY: &str = "key";
 
 /// How often a server may decode a path.
 const MAX_DECODINGS: usize = 8;
@@ -42,8 +46,14 @@ pub struct HttpTool {
     /// Where arguments go that the URL does not use; unset: to the body, as JSON.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placement: Option<Placement>,
-    /// Whether a call whose result is not recorded may be repeated after a restart.
-    pub safe_to_repeat: bool,
+    /// What follows if a call had begun and its end is not known.
+    pub repeat: Repeat,
+    /// The header that has the key of the call.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idempotency_header: Option<String>,
+    /// What is requested to find out whether a call was performed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probe: Option<Probe>,
     pub timeout: Duration,
     /// The OpenAPI document of the operation that it is, as the agent's file names it, without a query.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -51,6 +61,36 @@ pub struct HttpTool {
     /// The index of its table in the agent's file.
     #[serde(skip)]
     pub table: usize,
+}
+
+choice! {
+    /// Whether a call whose end is not known is sent again.
+    pub enum Repeat {
+        /// It is not.
+        Never = "never",
+        /// It is: performing it twice does no harm.
+        Safe = "safe",
+        /// It is: the service performs it once for its key.
+        WithKey = "with_key",
+    }
+}
+
+impl Repeat {
+    /// Of a tool whose file does not say.
+    pub fn default_for(method: HttpMethod) -> Self {
+        match method {
+            HttpMethod::Get => Self::Safe,
+            _ => Self::Never,
+        }
+    }
+}
+
+/// A request that a service answers with the result of an earlier call (200), or that there was none (404).
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Probe {
+    pub method: HttpMethod,
+    /// The scheme and the host are literal; `{key}` is the key of the call.
+    pub url: TextTemplate,
 }
 
 /// The method of a tool's requests.
@@ -112,36 +152,23 @@ impl HttpTool {
     /// # Errors
     /// A sentence for the model.
     pub fn render_url(&self, arguments: &Value) -> Result<String, String> {
-        let mut url = String::new();
-        let mut is_query = false;
-        for part in self.url.parts() {
-            match part {
-                TemplatePart::Literal(literal) => {
-                    url.push_str(literal);
-                    is_query |= literal.contains('?');
-                }
-                TemplatePart::Path(path) => {
-                    let mut value = String::new();
-                    push_value(&mut value, find(arguments, path));
-                    if value.is_empty() && !is_query {
-                        let name = path.join(".");
-                        return Err(format!("The argument {name} is needed for the address"));
-                    }
-                    push_encoded(&mut url, &value);
-                }
-            }
-        }
-        if let Some(placement) = &self.placement {
-            placement.push_query(&mut url, arguments);
-        }
-        if url.len() > MAX_URL_BYTES {
-            return Err(format!("The address has over {MAX_URL_BYTES} bytes"));
-        }
-        let path = url.split('?').next().unwrap_or_default();
-        if has_dot_segment(path) {
-            return Err("An argument makes \".\" or \"..\" in the address".to_owned());
-        }
-        Ok(url)
+        render_address(&self.url, self.placement.as_ref(), arguments)
+    }
+
+    /// The address that knows whether the call with this key was performed; `None` without a probe.
+    ///
+    /// # Errors
+    /// As of [`HttpTool::render_url`].
+    pub fn render_probe(
+        &self,
+        arguments: &Value,
+        key: &str,
+    ) -> Option<Result<(HttpMethod, String), String>> {
+        let probe = self.probe.as_ref()?;
+        let mut values = arguments.as_object().cloned().unwrap_or_default();
+        values.insert(PROBE_KEY.to_owned(), key.into());
+        let url = render_address(&probe.url, None, &Value::Object(values));
+        Some(url.map(|url| (probe.method, url)))
     }
 
     /// The body of a call; `None` if there is none.
@@ -196,6 +223,43 @@ impl HttpTool {
         let remaining = arguments.into_iter().filter(|(name, _)| !is_used(name));
         Value::Object(remaining.collect::<Map<_, _>>())
     }
+}
+
+fn render_address(
+    template: &TextTemplate,
+    placement: Option<&Placement>,
+    arguments: &Value,
+) -> Result<String, String> {
+    let mut url = String::new();
+    let mut is_query = false;
+    for part in template.parts() {
+        match part {
+            TemplatePart::Literal(literal) => {
+                url.push_str(literal);
+                is_query |= literal.contains('?');
+            }
+            TemplatePart::Path(path) => {
+                let mut value = String::new();
+                push_value(&mut value, find(arguments, path));
+                if value.is_empty() && !is_query {
+                    let name = path.join(".");
+                    return Err(format!("The argument {name} is needed for the address"));
+                }
+                push_encoded(&mut url, &value);
+            }
+        }
+    }
+    if let Some(placement) = placement {
+        placement.push_query(&mut url, arguments);
+    }
+    if url.len() > MAX_URL_BYTES {
+        return Err(format!("The address has over {MAX_URL_BYTES} bytes"));
+    }
+    let path = url.split('?').next().unwrap_or_default();
+    if has_dot_segment(path) {
+        return Err("An argument makes \".\" or \"..\" in the address".to_owned());
+    }
+    Ok(url)
 }
 
 /// A body with these values. Beyond the limit it is not continued, since a template may repeat a long value.
@@ -297,8 +361,13 @@ pub struct HttpToolView<'a> {
     /// The JSON Schema of the arguments.
     #[schemars(with = "Map<String, Value>")]
     parameters: &'a RawValue,
-    /// Whether a call may be repeated after a restart.
-    safe_to_repeat: bool,
+    /// Whether a call whose end is not known is sent again.
+    repeat: Repeat,
+    /// The header that has the key of the call; absent if it is not sent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    idempotency_header: Option<&'a str>,
+    /// Whether a probe finds out if a call whose end is not known was performed.
+    has_probe: bool,
     /// The longest time of one call, in seconds.
     timeout: u64,
     /// The OpenAPI document of the operation that the tool is; absent if the agent's file describes its request.
@@ -330,7 +399,9 @@ impl<'a> HttpToolView<'a> {
             headers: Some(headers.collect()),
             body: tool.body.as_ref().map(TextTemplate::as_str),
             parameters: &tool.parameters,
-            safe_to_repeat: tool.safe_to_repeat,
+            repeat: tool.repeat,
+            idempotency_header: tool.idempotency_header.as_deref(),
+            has_probe: tool.probe.is_some(),
             timeout: tool.timeout.as_secs(),
             openapi: tool.openapi.as_deref(),
         }
@@ -343,7 +414,7 @@ mod tests {
 
     use serde_json::json;
 
-    use super::{BodyFormat, HttpMethod, HttpTool};
+    use super::{BodyFormat, HttpMethod, HttpTool, Repeat};
     use crate::domain::text_template::TextTemplate;
 
     fn tool(method: HttpMethod, url: &str, body: Option<(&str, BodyFormat)>) -> HttpTool {
@@ -359,7 +430,9 @@ mod tests {
             body_format: body.map_or(BodyFormat::Json, |(_, format)| format),
             parameters: parameters.into(),
             placement: None,
-            safe_to_repeat: false,
+            repeat: Repeat::Never,
+            idempotency_header: None,
+            probe: None,
             timeout: Duration::from_secs(1),
             openapi: None,
             table: 0,

@@ -199,7 +199,9 @@ url = "https://tickets.example.com/api/{project}/tickets?q={words}"
 headers = { Authorization = "Bearer ${TICKETS_TOKEN}" }
 body = '{{"words": {words}}}'   # unset: the arguments that url does not use, as JSON
 parameters = { type = "object", required = ["project"], properties = { project = { type = "string" }, words = { type = "string" } } }
-safe_to_repeat = true           # whether a call may be repeated after a restart; unset: only GET
+repeat = "with_key"             # if the end of a call is not known: never, safe (send again) or with_key; unset: GET is safe, others never
+idempotency_header = "Idempotency-Key" # has the key of the call, which stays the same if it is sent again
+probe = { url = "https://tickets.example.com/api/calls/{key}" } # requested first: 200 is the result, 404 means not done
 timeout = 30                    # seconds
 
 # Operations of an OpenAPI document (3.0 or 3.1), a file relative to this one or a URL.

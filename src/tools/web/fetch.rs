@@ -100,6 +100,31 @@ pub fn https_guard(config: &config::UrlFetch) -> SsrfGuard {
     SsrfGuard::new(config.allow_hosts.iter().cloned(), ALLOW_LIST_KEY)
 }
 
+/// Why there is no response.
+pub struct SendError {
+    pub why: String,
+    /// Whether the connection broke after the request was sent, or a part of it.
+    pub is_end_unknown: bool,
+}
+
+impl From<String> for SendError {
+    fn from(why: String) -> Self {
+        Self {
+            why,
+            is_end_unknown: false,
+        }
+    }
+}
+
+impl SendError {
+    fn new(url: &Url, error: &reqwest::Error) -> Self {
+        Self {
+            why: connection_error_message(url, error),
+            is_end_unknown: !error.is_connect() && !error.is_builder(),
+        }
+    }
+}
+
 pub struct WebFetcher {
     guard: Arc<SsrfGuard>,
     timeout: Duration,
@@ -134,13 +159,14 @@ impl WebFetcher {
         let url = ssrf::parse_url(address).map_err(|why| format!("The url {why}"))?;
         let request = async {
             let (url, is_redirected, response) = self.follow_redirects(url, hosts).await?;
-            read_response(url, is_redirected, response).await
+            let read = read_response(url, is_redirected, response).await;
+            read.map_err(|error| error.why)
         };
         self.with_timeout(request).await
     }
 
     /// Sends a request to a host that the operator named, and returns its response, also if it is a redirect.
-    pub async fn send(&self, request: OutgoingRequest) -> Result<FetchResponse, String> {
+    pub async fn send(&self, request: OutgoingRequest) -> Result<FetchResponse, SendError> {
         let OutgoingRequest {
             method,
             url,
@@ -162,7 +188,7 @@ impl WebFetcher {
         }
         let response = async {
             let response = request.send().await;
-            let response = response.map_err(|error| connection_error_message(&url, &error))?;
+            let response = response.map_err(|error| SendError::new(&url, &error))?;
             read_response(url.clone(), false, response).await
         };
         within(timeout, response).await
@@ -271,16 +297,16 @@ impl WebFetcher {
     }
 }
 
-async fn within<T>(
+async fn within<T, E: From<String>>(
     timeout: Duration,
-    request: impl Future<Output = Result<T, String>>,
-) -> Result<T, String> {
+    request: impl Future<Output = Result<T, E>>,
+) -> Result<T, E> {
     match tokio::time::timeout(timeout, request).await {
         Ok(result) => result,
-        Err(_) => Err(format!(
+        Err(_) => Err(E::from(format!(
             "No complete response arrived within {} seconds",
             timeout.as_secs()
-        )),
+        ))),
     }
 }
 
@@ -314,7 +340,7 @@ async fn read_response(
     url: Url,
     is_redirected: bool,
     response: Response,
-) -> Result<FetchResponse, String> {
+) -> Result<FetchResponse, SendError> {
     let status = response.status();
     let BodyFormat {
         kind,
@@ -343,9 +369,8 @@ async fn read_response(
             };
             // An HTTP tool may have a secret in its query.
             let shown = ssrf::redact_query(url.as_str());
-            return Err(format!(
-                "{shown} is {type_name} ({size}), and only text is read"
-            ));
+            let why = format!("{shown} is {type_name} ({size}), and only text is read");
+            return Err(why.into());
         }
         // The status of an error says enough.
         Err(_) => FetchedContent {
@@ -406,12 +431,12 @@ async fn read_body(
     url: &Url,
     mut response: Response,
     max_bytes: usize,
-) -> Result<(Vec<u8>, bool), String> {
+) -> Result<(Vec<u8>, bool), SendError> {
     let mut bytes = Vec::new();
     while let Some(chunk) = response
         .chunk()
         .await
-        .map_err(|error| connection_error_message(url, &error))?
+        .map_err(|error| SendError::new(url, &error))?
     {
         let remaining = max_bytes - bytes.len();
         bytes.extend_from_slice(&chunk[..chunk.len().min(remaining)]);

@@ -4,19 +4,20 @@
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
+use http::StatusCode;
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use serde_json::Value;
 
 use crate::config;
 use crate::config::environment::Environment;
-use crate::domain::http_tool::{BodyFormat, HttpMethod, HttpTool};
+use crate::domain::http_tool::{BodyFormat, HttpMethod, HttpTool, Repeat};
 use crate::domain::json_schema::Schema;
 use crate::domain::message::{ToolCall, ToolSpec};
 use crate::fair::fair_semaphore::{FairSemaphore, Permit};
 use crate::ssrf;
 use crate::tools::mcp::secrets::{Secrets, TemplateTable, read_secret_files};
 use crate::tools::web::fetch::{FetchResponse, OutgoingRequest, WebFetcher};
-use crate::tools::{CallContext, Effect, Tool, ToolOutput};
+use crate::tools::{CallContext, Effect, Probed, Tool, ToolOutput};
 
 /// Bytes of a result that are kept free for notices.
 const NOTICE_BYTES: usize = 4096;
@@ -61,29 +62,61 @@ impl HttpToolSender {
         &self,
         tool: &HttpTool,
         arguments: &Value,
+        key: &str,
         context: CallContext<'_>,
-    ) -> Result<String, String> {
+    ) -> Result<ToolOutput, String> {
         let address = tool.render_url(arguments)?;
-        let url = ssrf::parse_url(&address).map_err(|why| format!("The address {why}"))?;
         let body = tool.render_body(arguments)?;
         let mut secrets = Secrets::default();
         let headers = self.headers(tool, arguments, body.is_some(), &mut secrets);
-        let headers = headers.await?;
+        let mut headers = headers.await?;
+        let header = tool.idempotency_header.as_ref();
+        if let Some(name) = header.and_then(|name| HeaderName::from_bytes(name.as_bytes()).ok())
+            && let Ok(key) = HeaderValue::from_str(key)
+        {
+            headers.insert(name, key);
+        }
         let permit = context.acquire(&self.permits).await;
-        let request = OutgoingRequest {
-            method: method(tool.method),
-            url,
-            headers,
-            body,
-            timeout: tool.timeout,
-        };
-        let response = self.fetcher.send(request).await;
-        let formatted = match response {
+        let request = request(tool, tool.method, &address, headers, body)?;
+        let formatted = match self.fetcher.send(request).await {
             Ok(response) => format_response(tool, response, self.max_bytes, permit).await,
-            Err(why) => Err(why),
+            Err(error) if error.is_end_unknown => {
+                return Ok(ToolOutput::end_unknown(secrets.redact(&error.why)));
+            }
+            Err(error) => Err(error.why),
         };
         let redact = |text: String| secrets.redact(&text);
-        formatted.map(redact).map_err(redact)
+        formatted.map(redact).map(ToolOutput::from).map_err(redact)
+    }
+
+    /// Asks the service whether it performed a call. A response that says neither leaves that unknown.
+    async fn probe(
+        &self,
+        tool: &HttpTool,
+        arguments: &Value,
+        key: &str,
+        context: CallContext<'_>,
+    ) -> Result<Probed, String> {
+        let Some(probe) = tool.render_probe(arguments, key) else {
+            return Ok(Probed::Unknown);
+        };
+        let (method, address) = probe?;
+        let mut secrets = Secrets::default();
+        let headers = self
+            .headers(tool, &Value::Null, false, &mut secrets)
+            .await?;
+        let permit = context.acquire(&self.permits).await;
+        let request = request(tool, method, &address, headers, None)?;
+        let response = self.fetcher.send(request).await;
+        let response = response.map_err(|error| error.why)?;
+        match response.status {
+            StatusCode::OK => {
+                let text = format_response(tool, response, self.max_bytes, permit).await?;
+                Ok(Probed::Done(secrets.redact(&text).into()))
+            }
+            StatusCode::NOT_FOUND => Ok(Probed::NotDone),
+            _ => Ok(Probed::Unknown),
+        }
     }
 
     async fn headers(
@@ -130,6 +163,23 @@ impl HttpToolSender {
     }
 }
 
+fn request(
+    tool: &HttpTool,
+    method: HttpMethod,
+    address: &str,
+    headers: HeaderMap,
+    body: Option<String>,
+) -> Result<OutgoingRequest, String> {
+    let url = ssrf::parse_url(address).map_err(|why| format!("The address {why}"))?;
+    Ok(OutgoingRequest {
+        method: http_method(method),
+        url,
+        headers,
+        body,
+        timeout: tool.timeout,
+    })
+}
+
 struct HttpRequestTool {
     settings: HttpTool,
     schema: Schema,
@@ -145,9 +195,10 @@ impl Tool for HttpRequestTool {
     }
 
     fn effect(&self) -> Effect {
-        match self.settings.safe_to_repeat {
-            true => Effect::ReadOnly,
-            false => Effect::Mutating,
+        match self.settings.repeat {
+            Repeat::Safe => Effect::ReadOnly,
+            Repeat::WithKey => Effect::Keyed,
+            Repeat::Never => Effect::Mutating,
         }
     }
 
@@ -162,8 +213,20 @@ impl Tool for HttpRequestTool {
     ) -> BoxFuture<'a, Result<ToolOutput, String>> {
         Box::pin(async move {
             let arguments: Value = call.parse_arguments()?;
-            let sent = self.sender.send(&self.settings, &arguments, context);
-            sent.await.map(ToolOutput::from)
+            let key = context.call_key(call);
+            let sent = self.sender.send(&self.settings, &arguments, &key, context);
+            sent.await
+        })
+    }
+
+    fn probe<'a>(&'a self, call: &'a ToolCall, context: CallContext<'a>) -> BoxFuture<'a, Probed> {
+        Box::pin(async move {
+            let Ok(arguments) = call.parse_arguments() else {
+                return Probed::Unknown;
+            };
+            let (tool, key) = (&self.settings, context.call_key(call));
+            let probed = self.sender.probe(tool, &arguments, &key, context).await;
+            probed.unwrap_or(Probed::Unknown)
         })
     }
 }
@@ -176,7 +239,7 @@ fn content_type(format: BodyFormat) -> &'static str {
     }
 }
 
-fn method(method: HttpMethod) -> http::Method {
+fn http_method(method: HttpMethod) -> http::Method {
     match method {
         HttpMethod::Get => http::Method::GET,
         HttpMethod::Post => http::Method::POST,
