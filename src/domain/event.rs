@@ -21,6 +21,7 @@ use crate::domain::run::{ForkedFrom, Reused, RunId};
 use crate::domain::score::ScoreValue;
 use crate::domain::timestamp_text;
 use crate::domain::usage::{TokenUsage, Usage};
+use crate::domain::waiting_for::BegunCall;
 use crate::domain::world_event::WaitedEvent;
 
 /// An event that has no number yet.
@@ -382,6 +383,9 @@ pub enum EventKind {
         /// The MCP server that asks; absent if the model does.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         server: Option<String>,
+        /// The call that had begun, if the daemon asks whether it was done; absent for other questions.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        begun: Option<BegunCall>,
         /// When the wait ends if nobody answers; absent if it has no limit.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[serde(serialize_with = "timestamp_text::serialize_option")]

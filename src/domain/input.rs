@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 use crate::domain::attachment::Digest;
 use crate::domain::message::truncate_to_bytes;
 use crate::domain::timestamp_text;
-use crate::domain::waiting_for::WaitingFor;
+use crate::domain::waiting_for::{BegunCall, WaitingFor};
 use crate::domain::world_event::WaitedEvent;
 use crate::settings::choice::choice;
 
@@ -90,6 +90,9 @@ pub struct Question {
     /// The MCP server that asks; `None` if the model does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<String>,
+    /// The call that it is about, if the daemon asks whether that was done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub begun: Option<BegunCall>,
 }
 
 impl Question {
@@ -107,6 +110,7 @@ impl PartialEq for Question {
         let schema = |it: &Self| it.schema.as_deref().map(|it| it.get().to_owned());
         (&self.call_id, &self.text, &self.options, &self.server)
             == (&other.call_id, &other.text, &other.options, &other.server)
+            && self.begun == other.begun
             && schema(self) == schema(other)
     }
 }

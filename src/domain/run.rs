@@ -496,6 +496,9 @@ impl Run {
         let is_for_world = matches!(reason, WaitingFor::Sleep | WaitingFor::Event);
         let world = self.world_wait.as_ref().filter(|_| is_for_world);
         let deadlines = self.pending_inputs.iter().map(|it| it.request.deadline);
+        let mut questions = self.pending_questions().map(|(_, question)| question);
+        let reconciled = questions.find(|it| it.begun.is_some());
+        let reconciled = reconciled.filter(|_| reason == WaitingFor::Reconcile);
         Some(Wait {
             reason,
             since: self.waiting_since?,
@@ -504,6 +507,8 @@ impl Run {
                 None => deadlines.flatten().min().filter(|_| reason.is_input()),
             },
             event: world.and_then(|it| it.waited_event()),
+            call_id: reconciled.map(|it| it.call_id.clone()),
+            begun: reconciled.and_then(|it| it.begun.clone()),
         })
     }
 

@@ -1,8 +1,11 @@
 //! What a run waits for.
 
+use std::sync::Arc;
+
 use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
 use crate::domain::timestamp_text;
 use crate::domain::world_event::WaitedEvent;
@@ -68,7 +71,38 @@ pub struct Wait {
     /// The event that it waits for.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub event: Option<WaitedEvent>,
+    /// The id of the call whose end is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub call_id: Option<String>,
+    /// That call.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub begun: Option<BegunCall>,
 }
+
+/// A call that had begun, and whose end is not known.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct BegunCall {
+    /// The name of the tool.
+    pub tool: String,
+    /// The arguments as JSON; if they are long, the beginning of their JSON as a string.
+    pub arguments: Arc<RawValue>,
+    /// Whether `arguments` is only the beginning; absent if not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub truncated: bool,
+    /// When the call began.
+    #[serde(serialize_with = "timestamp_text::serialize")]
+    #[schemars(with = "Timestamp")]
+    pub began_at: Timestamp,
+}
+
+impl PartialEq for BegunCall {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.tool, self.arguments.get(), self.began_at)
+            == (&other.tool, other.arguments.get(), other.began_at)
+    }
+}
+
+impl Eq for BegunCall {}
 
 #[cfg(test)]
 mod tests {

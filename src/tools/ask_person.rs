@@ -104,6 +104,7 @@ async fn question(call: &ToolCall, key: Option<&str>) -> Result<Question, String
         None => None,
     };
     Ok(Question {
+        begun: None,
         call_id: call.id.clone(),
         text: question,
         schema,

@@ -53,6 +53,7 @@ impl From<DecideError> for Problem {
         let text = error.to_string();
         match error {
             DecideError::RunNotFound(id) => Self::run_not_found(id),
+            DecideError::CallNotFound { .. } => Self::new(ProblemCode::CallNotFound, text),
             DecideError::NotPending { .. } => Self::new(ProblemCode::NothingWaits, text),
             DecideError::OtherArguments { .. } => Self::new(ProblemCode::OtherArguments, text),
             DecideError::InvalidAnswer(_) => Self::invalid_field("/answer", text),

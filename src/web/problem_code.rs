@@ -51,6 +51,8 @@ problem_codes! {
     BatchNotFound = "batch_not_found" NOT_FOUND,
     /// The body is larger than the server accepts.
     BodyTooLarge = "body_too_large" PAYLOAD_TOO_LARGE,
+    /// The run has begun no such call.
+    CallNotFound = "call_not_found" NOT_FOUND,
     /// After a restart the run has not come to this tool call yet; retry after `Retry-After`.
     CallNotReached = "call_not_reached" SERVICE_UNAVAILABLE,
     /// A budget over time is used up; retry after `Retry-After`.

@@ -17,6 +17,7 @@ use crate::domain::input::{ArgumentsHash, InputKind};
 use crate::domain::json_schema::Schema;
 use crate::domain::message::{ToolCall, shorten};
 use crate::domain::run::{Run, RunId, Status, now};
+use crate::domain::waiting_for::WaitingFor;
 use crate::engine::approval::pause;
 use crate::engine::context::{Engine, RunContext};
 use crate::engine::history::held_time;
@@ -49,6 +50,13 @@ pub enum DecideError {
         /// The call's id, shortened.
         call: String,
         reason: String,
+    },
+    /// The run has not begun such a call.
+    #[error("{run} has begun no call \"{call}\"")]
+    CallNotFound {
+        run: RunId,
+        /// The call's id, shortened.
+        call: String,
     },
     /// The decision is about other arguments than the call has.
     #[error(
@@ -90,6 +98,8 @@ pub struct NeededInput<'a> {
     /// What is recorded if nobody answers within the limit.
     pub timed_out: InputAnswer,
     pub kind: InputKind,
+    /// What the run waits for meanwhile.
+    pub waiting_for: WaitingFor,
     /// Of a call that waits for approval; `None` for others.
     pub tool: Option<WaitingTool>,
 }
@@ -109,6 +119,7 @@ pub async fn await_decision(
         limit,
         timed_out: InputAnswer::timed_out(),
         kind: InputKind::Approval,
+        waiting_for: WaitingFor::Approval,
         tool: Some(WaitingTool {
             toolbox: Arc::clone(toolbox),
             call: call.clone(),
@@ -175,12 +186,12 @@ pub async fn await_answer(
     if let (Some(requested_at), Some(deadline), true) = (
         requested_at,
         deadline.as_mut(),
-        input.kind.waiting_for().is_input(),
+        input.waiting_for.is_input(),
     ) {
         let held = held_time::since(context, requested_at).await?;
         *deadline = deadline.checked_add(held).unwrap_or(Timestamp::MAX);
     }
-    let waiting_for = input.kind.waiting_for();
+    let waiting_for = input.waiting_for;
     pause::pause(context, PauseReason::Call(waiting_for), event).await?;
     begun.await?;
     match receive_answer(context, pending, input, deadline).await {
@@ -237,7 +248,7 @@ async fn receive_answer(
 ) -> Result<InputAnswer, TurnError> {
     let timeout = async {
         match deadline {
-            Some(deadline) if input.kind.waiting_for().is_input() => {
+            Some(deadline) if input.waiting_for.is_input() => {
                 time_out(&context.run, deadline, input.limit).await;
             }
             Some(deadline) => {

@@ -9,6 +9,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use crate::domain::event::{Decision, EventKind};
 use crate::domain::input::{InputKind, Question};
 use crate::domain::json_schema::Schema;
+use crate::domain::waiting_for::WaitingFor;
 use crate::engine::approval::decision::{self, NeededInput};
 use crate::engine::context::RunContext;
 use crate::engine::history::run_log::RecordedCalls;
@@ -37,6 +38,7 @@ pub async fn ask(
             ..InputAnswer::timed_out()
         },
         kind: InputKind::Question,
+        waiting_for: WaitingFor::Input,
         tool: None,
     };
     let event = |deadline| EventKind::InputRequested {
@@ -47,6 +49,7 @@ pub async fn ask(
         schema: question.schema,
         options: question.options,
         server: question.server,
+        begun: None,
         deadline,
     };
     let answer =

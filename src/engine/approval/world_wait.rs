@@ -47,6 +47,7 @@ pub async fn wait(
         limit: Some(limit),
         timed_out: InputAnswer::to_wait(kind, None),
         kind,
+        waiting_for: kind.waiting_for(),
         tool: None,
     };
     let started = |until| EventKind::WaitStarted {

@@ -76,6 +76,7 @@ pub fn changes(events: &[Event]) -> Vec<InputChange> {
             schema,
             options,
             server,
+            begun,
             deadline,
             ..
         } => {
@@ -85,6 +86,7 @@ pub fn changes(events: &[Event]) -> Vec<InputChange> {
                 schema: schema.clone(),
                 options: options.clone(),
                 server: server.clone(),
+                begun: begun.clone(),
             };
             let arguments = Arc::from(RawValue::NULL.to_owned());
             let request = InputRequest {
