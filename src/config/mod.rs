@@ -282,6 +282,18 @@ choice! {
     }
 }
 
+choice! {
+    /// What follows if it is not known whether a call was performed.
+    #[derive(Default)]
+    pub enum Reconcile {
+        /// The run waits for a person.
+        #[default]
+        Wait = "wait",
+        /// The run fails as `interrupted`.
+        Fail = "fail",
+    }
+}
+
 section! {
     /// `[runs]`
     #[derive(Clone, Debug)]
@@ -306,6 +318,10 @@ section! {
         pub max_calls: usize = 128, Limit;
         /// How long a tree waits for a node with its labels; `None` means without a limit.
         pub unserved: Option<Duration> = Some(Duration::from_secs(3600)), Age;
+        /// What follows if it is not known whether a call was performed, and it must not be repeated.
+        pub reconcile: Reconcile, OneOf;
+        /// How long a run waits for a person who knows; `None` means without a limit.
+        pub reconcile_timeout: Option<Duration>, Age;
     }
 }
 

@@ -4,4 +4,5 @@ pub mod decision;
 pub mod pause;
 pub mod person_wait;
 pub mod question;
+pub mod reconcile;
 pub mod world_wait;

@@ -375,7 +375,9 @@ impl Planner<'_> {
         let toolbox = prepare::build_toolbox(self.engine, agent, scope, None, offer, &sub_agents);
         for open in begun {
             let call = toolbox.resolve(open.call.clone());
-            if toolbox.effect(&call.name) == Some(Effect::Mutating) {
+            // The calls of the fork have other keys.
+            let effect = toolbox.effect(&call.name);
+            if matches!(effect, Some(Effect::Mutating | Effect::Keyed)) {
                 return Err(ForkError::NotForkable {
                     run: run.id,
                     call: call.id,

@@ -138,6 +138,8 @@ pub struct ReturnedIn {
 pub struct RecordedCalls {
     /// When calls started whose `tool.started` is in the log.
     pub started: HashMap<String, Timestamp>,
+    /// How often they were started: again if a person said that they had not been done.
+    pub starts: HashMap<String, u32>,
     /// Calls whose `agent.called` is in the log, with the child that it names.
     pub delegated: HashMap<String, RunId>,
     /// Calls whose `agent.returned` is in the log.
@@ -391,6 +393,7 @@ impl RecordedCalls {
             }
             EventKind::ToolStarted { tool_call_id, .. } => {
                 self.started.insert(tool_call_id.clone(), time);
+                *self.starts.entry(tool_call_id.clone()).or_default() += 1;
             }
             EventKind::AgentCalled {
                 tool_call_id,

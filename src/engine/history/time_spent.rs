@@ -1,5 +1,6 @@
 //! Where the time of a run went, from its events: for the error of a run that is out of time.
 
+use std::collections::HashSet;
 use std::fmt;
 
 use jiff::{SignedDuration, Timestamp};
@@ -21,6 +22,7 @@ pub struct TimeSpent {
     has_started: bool,
     is_requesting: bool,
     is_paused: bool,
+    started: HashSet<String>,
     running_calls: usize,
     waiting_calls: usize,
     last: Option<Timestamp>,
@@ -60,7 +62,10 @@ impl TimeSpent {
             EventKind::RunResumed { .. } => self.is_paused = false,
             EventKind::TurnStarted { .. } => self.is_requesting = true,
             EventKind::TurnCompleted { .. } => self.is_requesting = false,
-            EventKind::ToolStarted { .. } => self.running_calls += 1,
+            // Another start of a call follows a person's answer, with which it runs already.
+            EventKind::ToolStarted { tool_call_id, .. } => {
+                self.running_calls += usize::from(self.started.insert(tool_call_id.clone()));
+            }
             EventKind::ToolCompleted { .. } => {
                 self.running_calls = self.running_calls.saturating_sub(1);
             }

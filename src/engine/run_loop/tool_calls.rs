@@ -1,7 +1,7 @@
 //! Executes the tool calls of one reply, concurrently or one after another, and commits each result as it comes.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
@@ -9,14 +9,17 @@ use jiff::Timestamp;
 use serde_json::value::RawValue;
 use tokio::task::JoinSet;
 
+use crate::config::Reconcile;
 use crate::domain::event::Decision;
+use crate::domain::excerpt::ArgumentsExcerpt;
 use crate::domain::message::{InvalidArguments, ReplyLimit, ToolCall, ToolResult, shorten};
 use crate::domain::run::now;
 use crate::domain::usage::Usage;
-use crate::domain::waiting_for::WaitingFor;
+use crate::domain::waiting_for::{BegunCall, WaitingFor};
 use crate::domain::warning::{Warning, WarningCode};
 use crate::engine::approval::decision::{self, Permission};
 use crate::engine::approval::pause;
+use crate::engine::approval::reconcile::{self, CallOutcome, UncertainCall};
 use crate::engine::backtest::recorded_calls;
 use crate::engine::backtest::unknown_calls;
 use crate::engine::cluster::connection;
@@ -33,12 +36,19 @@ use crate::engine::state::failures;
 use crate::engine::state::pause::{PauseEvent, PauseReason};
 use crate::engine::state::turn_error::TurnError;
 use crate::record::entry::Entry;
+use crate::record::event::MAX_CALL_BYTES;
 use crate::store::{Change, StoreError};
 use crate::tools::toolbox::Toolbox;
-use crate::tools::{self, ChildRequest, Delegate, Effect, ToolOutput};
+use crate::tools::{self, ChildRequest, Delegate, Effect, Probed, ToolOutput};
 
 /// After so many restarts during a call that may be repeated, it is given up. Deploys during a long call are fewer.
 const MAX_RESUMED_CALLS: u32 = 7;
+/// As [`MAX_RESUMED_CALLS`], of a call that a service performs once for its key: most likely, something else stops the daemon.
+const MAX_RESUMED_KEYED_CALLS: u32 = 63;
+/// How often a call is sent again after its connection broke.
+const MAX_RESENT: u32 = 3;
+/// The pause before a call is sent again; longer by as much each time.
+const RESEND_PAUSE: Duration = Duration::from_millis(500);
 
 /// What all calls of one reply share.
 pub struct BatchContext {
@@ -51,6 +61,8 @@ pub struct BatchContext {
     pub recorded_calls: Arc<RecordedCalls>,
     /// When this process began with them.
     pub started_at: Timestamp,
+    /// The tool of a call that must not be repeated, if nobody can say whether it was performed: the run fails.
+    pub interrupted: OnceLock<String>,
 }
 
 impl BatchContext {
@@ -105,7 +117,7 @@ impl BatchContext {
 #[derive(Debug)]
 pub enum CallsError {
     Store(StoreError),
-    /// An earlier process had started this tool, and it is unknown whether it may be executed again.
+    /// This tool had been started, it must not be executed again, and nobody can say whether it was.
     Interrupted(String),
     /// The run, or a descendant, has called this tool, which its evaluation does not execute.
     Diverged(String),
@@ -140,30 +152,51 @@ pub async fn execute(
         }
     }
     reject_calls(batch, calls, &mut results).await?;
-    let effect = |call: &ToolCall| batch.effect(call);
-    let mut pending = calls.iter().zip(&results).filter(|it| it.1.is_none());
-    let interrupted = pending
-        .find(|(call, _)| batch.may_have_begun(call) && effect(call) == Some(Effect::Mutating))
-        .map(|(call, _)| shorten(&call.name, 200));
-    if interrupted.is_some() {
-        // The run fails. Children that had started end in order first; no other call is started, and nothing reads the
-        // results that are filled in here.
-        batch.context.run.cancel_token.cancel();
-        for (call, result) in calls.iter().zip(&mut results) {
-            if !batch.has_started(call) || effect(call) != Some(Effect::Delegating) {
-                result.get_or_insert_with(|| ToolResult::text(&call.id, "", true));
-            }
-        }
+    if batch.context.engine.settings.runs.reconcile == Reconcile::Fail {
+        interrupt_begun(batch, calls, &mut results).await;
     }
     let results = execute_pending(batch, calls, results).await?;
-    match (interrupted, calls.first()) {
-        (Some(tool), _) => Err(CallsError::Interrupted(tool)),
+    match (batch.interrupted.get(), calls.first()) {
+        (Some(tool), _) => Err(CallsError::Interrupted(tool.clone())),
         // A child has: its callers end, too.
         (None, Some(call)) if has_diverged(batch) => {
             Err(CallsError::Diverged(shorten(&call.name, 200)))
         }
         (None, _) => Ok(results),
     }
+}
+
+/// Interrupts the run if an earlier process had begun a call that must not be repeated: no other call is started.
+async fn interrupt_begun(
+    batch: &BatchContext,
+    calls: &[ToolCall],
+    results: &mut [Option<ToolResult>],
+) {
+    let effect = |call: &ToolCall| batch.effect(call);
+    let pending = calls.iter().zip(&*results).filter(|it| it.1.is_none());
+    for (call, _) in pending {
+        if batch.may_have_begun(call)
+            && effect(call) == Some(Effect::Mutating)
+            && matches!(probe(batch, call).await, Probed::Unknown)
+        {
+            interrupt(batch, call);
+        }
+    }
+    if batch.interrupted.get().is_none() {
+        return;
+    }
+    // Children that had started end in order first; nothing reads the results that are filled in here.
+    for (call, result) in calls.iter().zip(results) {
+        if !batch.has_started(call) || effect(call) != Some(Effect::Delegating) {
+            result.get_or_insert_with(|| ToolResult::text(&call.id, "", true));
+        }
+    }
+}
+
+/// Ends the run as interrupted: nobody can say whether the call was performed.
+fn interrupt(batch: &BatchContext, call: &ToolCall) {
+    let _ = batch.interrupted.set(shorten(&call.name, 200));
+    batch.context.run.cancel_token.cancel();
 }
 
 /// Whether a run of the tree has made a call that its evaluation does not execute.
@@ -483,10 +516,13 @@ async fn execute_call(
         return Ok(result);
     }
     let effect = batch.effect(call);
+    // Before the start is in the record for certain.
+    let may_have_begun = batch.may_have_begun(call);
     begin_call(batch, call, effect).await?;
-    let outcome = match exhausted_attempts(batch, call, effect) {
-        Some(why) => ToolOutcome::Interrupted(why),
-        None => run_tool(batch, call, effect, execution.rejection).await,
+    let Some(outcome) = perform(batch, call, effect, may_have_begun, execution.rejection).await?
+    else {
+        // The run fails, and nothing reads this.
+        return Ok(ToolResult::text(&call.id, "", true));
     };
     let duration = start_time.elapsed();
     let known = effect.map(|_| call.name.as_str());
@@ -575,6 +611,187 @@ async fn record_start(
     } else {
         engine.journal.enqueue(run, change, entries).await
     }
+}
+
+/// Performs a call until its end is known. `None` if the run is interrupted, because nobody can say.
+async fn perform(
+    batch: &BatchContext,
+    call: &ToolCall,
+    effect: Option<Effect>,
+    may_have_begun: bool,
+    rejection: Option<String>,
+) -> Result<Option<ToolOutcome>, StoreError> {
+    let is_performed = result_playback(batch, call).is_none() && !batch.is_withheld(call);
+    let recorded = batch.recorded_calls.starts.get(&call.id);
+    let mut attempts = Attempts {
+        starts: recorded.copied().unwrap_or(1),
+        resent: 0,
+        is_of_earlier_process: true,
+    };
+    let has_begun = is_performed && may_have_begun && effect.is_some_and(Effect::is_own);
+    let mut unknown = has_begun.then(|| "the daemon stopped during the call".to_owned());
+    if !has_begun && let Some(why) = exhausted_attempts(batch, call, effect) {
+        return Ok(Some(ToolOutcome::Interrupted(why)));
+    }
+    loop {
+        if let Some(why) = unknown {
+            match settle(batch, call, effect, &mut attempts, why).await? {
+                Settled::Again => {}
+                Settled::Ended(outcome) => return Ok(outcome),
+            }
+        }
+        let outcome = run_tool(batch, call, effect, rejection.clone()).await;
+        attempts.is_of_earlier_process = false;
+        match outcome {
+            ToolOutcome::Finished(Ok(output)) if output.is_end_unknown => {
+                unknown = Some(output.text);
+            }
+            outcome => return Ok(Some(outcome)),
+        }
+    }
+}
+
+/// How often a call was begun.
+struct Attempts {
+    /// As in the record.
+    starts: u32,
+    /// By this process, after its connection broke.
+    resent: u32,
+    /// Whether this process has not begun it yet.
+    is_of_earlier_process: bool,
+}
+
+enum Settled {
+    /// The call is performed again.
+    Again,
+    /// `None` if the run is interrupted.
+    Ended(Option<ToolOutcome>),
+}
+
+/// Decides what follows if a call had begun and its end is not known.
+async fn settle(
+    batch: &BatchContext,
+    call: &ToolCall,
+    effect: Option<Effect>,
+    attempts: &mut Attempts,
+    why: String,
+) -> Result<Settled, StoreError> {
+    let run = &batch.context.run;
+    let failed = |why| Ok(Settled::Ended(Some(ToolOutcome::Finished(Err(why)))));
+    let interrupted = |why| Ok(Settled::Ended(Some(ToolOutcome::Interrupted(why))));
+    let probed = match limits::within_deadline(run, probe(batch, call)).await {
+        Ok(probed) => probed,
+        Err(error) => return interrupted(failures::interruption_message(run, &error)),
+    };
+    let may_be_sent = match probed {
+        Probed::Done(output) => {
+            return Ok(Settled::Ended(Some(ToolOutcome::Finished(Ok(output)))));
+        }
+        Probed::NotDone => true,
+        Probed::Unknown => matches!(effect, Some(Effect::ReadOnly | Effect::Keyed)),
+    };
+    if may_be_sent && attempts.is_of_earlier_process {
+        return match exhausted_attempts(batch, call, effect) {
+            Some(why) => interrupted(why),
+            None => Ok(Settled::Again),
+        };
+    }
+    if may_be_sent && attempts.resent < MAX_RESENT {
+        attempts.resent += 1;
+        let pause = tokio::time::sleep(RESEND_PAUSE * attempts.resent);
+        return match limits::within_deadline(run, pause).await {
+            Ok(()) => Ok(Settled::Again),
+            Err(error) => interrupted(failures::interruption_message(run, &error)),
+        };
+    }
+    let is_known_not_done = matches!(probed, Probed::NotDone);
+    // A test has no person.
+    let is_test = batch.context.playback().is_some() || run.tree.played().is_some();
+    if is_known_not_done || effect == Some(Effect::ReadOnly) || is_test {
+        return failed(why);
+    }
+    if batch.context.engine.settings.runs.reconcile == Reconcile::Fail {
+        return match attempts.is_of_earlier_process {
+            true => {
+                interrupt(batch, call);
+                Ok(Settled::Ended(None))
+            }
+            false => failed(why),
+        };
+    }
+    let arguments = ArgumentsExcerpt::new(&call.arguments, MAX_CALL_BYTES);
+    let began_at = batch.recorded_calls.started.get(&call.id).copied();
+    let uncertain = UncertainCall {
+        turn: batch.turn,
+        id: &call.id,
+        begun: BegunCall {
+            tool: shorten(&call.name, 200),
+            arguments: arguments.json,
+            truncated: arguments.truncated,
+            began_at: began_at.unwrap_or(batch.started_at),
+        },
+        starts: attempts.starts,
+        why: &why,
+    };
+    let answer = Box::pin(reconcile::ask(
+        &batch.context,
+        &batch.recorded_calls,
+        uncertain,
+    ));
+    let reconciled = match answer.await? {
+        Ok(Some(reconciled)) => reconciled,
+        Ok(None) => {
+            interrupt(batch, call);
+            return Ok(Settled::Ended(None));
+        }
+        Err(why) => return interrupted(why),
+    };
+    match reconciled.outcome {
+        CallOutcome::Done => {
+            let output = batch
+                .toolbox
+                .limit_result(reconciled.result.unwrap_or_default());
+            Ok(Settled::Ended(Some(ToolOutcome::Finished(Ok(
+                output.into()
+            )))))
+        }
+        CallOutcome::Unknown => failed(format!(
+            "It is not known whether the call of {} was performed; a person could not find out. Check what became of it before \
+             you repeat it.",
+            shorten(&call.name, 200)
+        )),
+        CallOutcome::NotDone => match begin_again(batch, call).await {
+            Ok(()) => {
+                *attempts = Attempts {
+                    starts: attempts.starts + 1,
+                    resent: 0,
+                    is_of_earlier_process: false,
+                };
+                Ok(Settled::Again)
+            }
+            Err(TurnError::Store(error)) => Err(error),
+            Err(error) => interrupted(failures::interruption_message(run, &error)),
+        },
+    }
+}
+
+/// Records that a call is started again. A process that resumes the run finds that its end is not known once more.
+async fn begin_again(batch: &BatchContext, call: &ToolCall) -> Result<(), TurnError> {
+    let RunContext { engine, run } = &batch.context;
+    let held = PauseReason::Call(WaitingFor::Resume);
+    pause::wait_while_held(&batch.context, held).await?;
+    let entries = vec![started(batch.turn, call).into()];
+    let recorded = engine.journal.append(run, Change::Unchanged, entries);
+    recorded.await.map_err(TurnError::Store)?;
+    let connected = connection::wait_until_connected(&batch.context).await;
+    connected.map_err(TurnError::Store)
+}
+
+async fn probe(batch: &BatchContext, call: &ToolCall) -> Probed {
+    let run = &batch.context.run;
+    let (owner, delegate) = (run.tree.owner.as_deref(), batch.delegate.as_ref());
+    let probed = batch.toolbox.probe(call, &run.scope, owner, delegate);
+    probed.await
 }
 
 enum ToolOutcome {
@@ -705,8 +922,12 @@ fn exhausted_attempts(
             "The arguments of {tool} could not be checked: the daemon stopped too often during the check"
         ));
     }
-    let may_be_given_up = !matches!(effect, Some(Effect::Delegating | Effect::Asking));
-    let is_given_up = resume_count >= MAX_RESUMED_CALLS && may_be_given_up;
+    let max = match effect {
+        Some(Effect::Delegating | Effect::Asking) => u32::MAX,
+        Some(Effect::Keyed) => MAX_RESUMED_KEYED_CALLS,
+        _ => MAX_RESUMED_CALLS,
+    };
+    let is_given_up = resume_count >= max;
     is_given_up.then(|| {
         format!(
             "{tool} was given up: the daemon or its store stopped {} times during the call",

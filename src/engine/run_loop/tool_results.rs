@@ -1,6 +1,6 @@
 //! Executes a reply's calls and adds their results to the conversation.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::domain::event::EventKind;
 use crate::domain::message::{ToolCall, ToolResult};
@@ -96,6 +96,7 @@ async fn execute_batch(
         turn,
         recorded_calls,
         started_at: now(),
+        interrupted: OnceLock::new(),
     };
     let calls = calls.into_iter().map(|call| toolbox.resolve(call));
     let (batch, calls) = (Arc::new(batch), calls.collect::<Vec<_>>());
