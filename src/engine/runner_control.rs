@@ -11,10 +11,12 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::domain::agent::response_format::ResponseFormat;
+use crate::domain::message::shorten;
 use crate::domain::run::{Run, RunId, now};
 use crate::domain::world_event::{WorldEvent, wake_key};
 use crate::engine::admission::delete_session::{self, DeleteSessionError};
 use crate::engine::approval::decision::{self, DecideError};
+use crate::engine::approval::reconcile;
 use crate::engine::blocking::run_blocking;
 use crate::engine::cluster::follow;
 use crate::engine::context::Engine;
@@ -26,6 +28,7 @@ use crate::engine::control::perform_change;
 use crate::engine::control::run_change::RunChange;
 use crate::engine::control::send_change;
 use crate::engine::delete_at_end::RunUse;
+use crate::engine::history::run_log;
 use crate::engine::record::agent_snapshots;
 use crate::engine::record::scores::{self, ScoreRequest};
 use crate::engine::runner::Runner;
@@ -106,6 +109,23 @@ impl Runner {
         }?;
         let run = self.run(id).await?;
         run.ok_or(DecideError::RunNotFound(id))
+    }
+
+    /// Records what a person says of a call whose end is not known. Returns the run's record once that is committed.
+    pub async fn reconcile(
+        &self,
+        id: RunId,
+        call: &str,
+        answer: InputAnswer,
+    ) -> Result<Run, DecideError> {
+        let recorded_calls = run_log::load_calls(&self.engine, id).await?;
+        let starts = recorded_calls.starts.get(call);
+        let starts = starts.ok_or_else(|| DecideError::CallNotFound {
+            run: id,
+            call: shorten(call, 80),
+        })?;
+        let question = reconcile::question_id(call, *starts);
+        self.decide(id, &question, answer).await
     }
 
     /// Whether the final text of a run that is at work has to be JSON.

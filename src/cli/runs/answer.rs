@@ -19,7 +19,9 @@ Examples:
   axed runs answer run_019a2b3c
   axed runs answer run_019a2b3c Berlin
   axed runs answer run_019a2b3c --value '{\"city\": \"Berlin\", \"nights\": 2}'
-  axed runs answer run_019a2b3c --decline \"ask finance\""
+  axed runs answer run_019a2b3c --decline \"ask finance\"
+  axed runs answer run_019a2b3c --outcome done --result \"order 17 is paid\"
+  axed runs answer run_019a2b3c --outcome not_done"
 )]
 pub struct Answer {
     /// Id of the run, or its first or last digits
@@ -34,6 +36,12 @@ pub struct Answer {
     /// Do not answer, for this reason; the model gets it
     #[arg(long, value_name = "WHY")]
     decline: Option<String>,
+    /// Whether the call was done whose end is not known
+    #[arg(long, value_name = "OUTCOME", value_parser = ["done", "not_done", "unknown"], conflicts_with_all = ["text", "value", "decline"])]
+    outcome: Option<String>,
+    /// What it returned, if it was done
+    #[arg(long, value_name = "TEXT", requires = "outcome")]
+    result: Option<String>,
     /// Id of the question; needed only if several wait
     #[arg(long, value_name = "ID")]
     input: Option<String>,
@@ -101,6 +109,13 @@ pub async fn answer(args: &Answer) -> anyhow::Result<()> {
 
 /// `None` if there is no answer.
 fn body(args: &Answer) -> anyhow::Result<Option<Value>> {
+    if let Some(outcome) = &args.outcome {
+        let mut answer = json!({ "outcome": outcome });
+        if let Some(result) = &args.result {
+            answer["result"] = json!(result);
+        }
+        return Ok(Some(json!({ "answer": answer })));
+    }
     Ok(match (&args.text, &args.value, &args.decline) {
         (Some(text), ..) => Some(json!({ "answer": text })),
         (_, Some(text), _) => {

@@ -8,6 +8,7 @@ use serde_json::value::RawValue;
 use crate::domain::input::Question;
 use crate::domain::run::{PendingInput, RunId};
 use crate::domain::timestamp_text;
+use crate::domain::waiting_for::BegunCall;
 
 /// A question that waits for a person's answer.
 #[derive(Serialize, JsonSchema)]
@@ -32,6 +33,9 @@ pub struct InputView<'a> {
     /// The MCP server that asks; absent if the model does.
     #[serde(skip_serializing_if = "Option::is_none")]
     server: Option<&'a str>,
+    /// The call, if the question is whether it was done: `POST /runs/{id}/calls/{call_id}` answers that, too.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    begun: Option<&'a BegunCall>,
     /// Since when it waits.
     #[serde(serialize_with = "timestamp_text::serialize")]
     #[schemars(with = "Timestamp")]
@@ -54,6 +58,7 @@ impl<'a> From<(&'a PendingInput, &'a Question)> for InputView<'a> {
             schema: question.schema.as_deref(),
             options: &question.options,
             server: question.server.as_deref(),
+            begun: question.begun.as_ref(),
             since: input.request.requested_at,
             until: input.request.deadline,
         }

@@ -11,7 +11,7 @@ use crate::support::provider::answer::{calls, delegates, says};
 use crate::support::within_timeout;
 
 /// Every route that asks for a key, with the scope that it names.
-const ROUTES: [(Method, &str, &str); 45] = [
+const ROUTES: [(Method, &str, &str); 46] = [
     (Method::GET, "/agents", "read"),
     (Method::GET, "/metrics", "metrics"),
     (Method::GET, "/agents/solo", "read"),
@@ -42,6 +42,7 @@ const ROUTES: [(Method, &str, &str); 45] = [
     (Method::GET, "/runs/RUN/diff/RUN", "read"),
     (Method::POST, "/runs/RUN/approvals/NONE", "run"),
     (Method::POST, "/runs/RUN/inputs/NONE", "run"),
+    (Method::POST, "/runs/RUN/calls/NONE", "run"),
     (Method::POST, "/events", "run"),
     (Method::POST, "/agents/solo/runs:batch", "run"),
     (Method::GET, "/batches", "read"),

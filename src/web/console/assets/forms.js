@@ -59,6 +59,7 @@ export async function bodyOf(form, submitter) {
   }
   if (submitter?.name) put(body, submitter.name, valueOf(submitter));
   if (submitter?.value === "decline") body.decline ??= "";
+  if (submitter?.value === "done") body.result ??= "";
   for (const field of form.querySelectorAll("[data-pictures]")) {
     const parts = [];
     for (const file of field.files) parts.push({ type: "image", media_type: file.type, data: await base64(file), name: file.name });
@@ -79,11 +80,11 @@ export function fail(form, message) {
 let decidedAt = -Infinity;
 const PAUSE_MS = 600;
 
-const VERDICTS = { approve: "Approved", deny: "Denied" };
+const VERDICTS = { approve: "Approved", deny: "Denied", done: "Was done", not_done: "Was not done", unknown: "Unknown" };
 
 function verdictOf(body) {
   if ("decline" in body) return body.decline ? `Declined: ${body.decline}` : "Declined";
-  return "decision" in body ? VERDICTS[body.decision] : "Answered";
+  return VERDICTS[body.decision ?? body.outcome] ?? "Answered";
 }
 
 /** The pages of what a form starts. */

@@ -113,11 +113,12 @@ fn question_card(
     task: Option<&str>,
 ) -> Markup {
     let pending = &input.request;
+    let title = question.begun.as_ref().map_or("Question", |it| &it.tool);
     let id = format!("input-{}-{}", input.run_id, pending.tool_call_id);
     html! {
         article.approval id=(id) {
             header {
-                h3 { "Question" }
+                h3 { (title) }
                 span.muted {
                     "of " a href=(step(request, input.run_id, &question.call_id)) { (input.agent) " " code { (short_id(input.run_id)) } }
                     @if let Some(server) = &question.server { " · of the MCP server " (server) }
@@ -127,7 +128,31 @@ fn question_card(
             }
             @if let Some(task) = task { p.task { span.muted { "Task: " } (task) } }
             p.question { (question.text) }
-            @if may_decide(request, input) { (answer_form(request, input, question)) }
+            @if let Some(call) = &question.begun {
+                p.small { span.muted { "It began at " (format::instant(call.began_at)) " with:" } }
+                (parts::json_block(call.arguments.get()))
+                @if may_decide(request, input) { (reconcile_form(request, input, question)) }
+            } @else if may_decide(request, input) { (answer_form(request, input, question)) }
+        }
+    }
+}
+
+/// Whether a call was done whose end is not known.
+fn reconcile_form(request: &ConsoleRequest, input: &PendingInput, question: &Question) -> Markup {
+    let mut path = format!("/runs/{}/calls/", input.run_id);
+    push_encoded(&mut path, &question.call_id);
+    let path = request.shell.api(&path);
+    let id = format!("result-{}-{}", input.run_id, input.request.tool_call_id);
+    html! {
+        form data-post=(path) data-then="decided" {
+            label for=(id) { "What it returned, if it was done (the model gets it as the result)" }
+            textarea id=(id) name="result" data-for="done" rows="3" {}
+            div.actions.needs-scripts {
+                button.primary type="submit" name="outcome" value="done" { "It was done" }
+                button type="submit" name="outcome" value="not_done" { "It was not done: perform it" }
+                button type="submit" name="outcome" value="unknown" { "Unknown" }
+                span.error role="alert" {}
+            }
         }
     }
 }
