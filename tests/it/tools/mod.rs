@@ -1,4 +1,4 @@
-//! Built-in tools, MCP servers, approvals, questions to people, waits.
+//! Built-in tools, MCP servers, approvals, questions to people, waits, one effect for each call.
 
 mod approval_arguments;
 mod approval_restarts;
@@ -9,6 +9,7 @@ mod call_results;
 mod command_processes;
 mod command_sandbox;
 mod deferred;
+mod effects;
 mod files;
 mod http_tools;
 mod mcp;
