@@ -5,6 +5,7 @@ use std::future::pending;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use axed::config::environment::process_environment;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, RawQuery, State};
@@ -425,4 +426,154 @@ async fn a_waiting_run_can_be_cancelled() {
     let run = run.cancel("enough").await.wait_for_end().await;
     assert_eq!(run.status(), "cancelled");
     assert_eq!(questions(&app, 0).await, Vec::<Value>::new());
+}
+
+#[tokio::test]
+async fn a_broken_connection_leaves_the_end_open_as_a_crash_does() {
+    for (settings, requests) in [(KEYED, 2), ("repeat = \"safe\"", 2), ("", 1)] {
+        let shop = Shop::default();
+        let (url, _server) = shop.start().await;
+        let app = with_shop(&url, settings).spawn().await;
+        shop.set(Mode::Breaks);
+        let id = begun(&app, &shop).await;
+        shop.set(Mode::Answers);
+        app.provider.will("clerk", [says("done")]);
+        if requests == 1 {
+            let run = uncertain(&app, &id).await;
+            assert_eq!(run["wait"]["tool"], "pay");
+            let question = questions(&app, 1).await.remove(0);
+            let text = question["question"].as_str().expect("a text");
+            assert!(text.contains("127.0.0.1"), "{text}");
+            // As every question, it can be answered by the schema.
+            let path = format!(
+                "/runs/{id}/inputs/{}",
+                question["id"].as_str().expect("an id")
+            );
+            let wrong = app
+                .post(&path, &json!({"answer": {"outcome": "perhaps"}}))
+                .await;
+            wrong.problem(422);
+            let body = json!({"answer": {"outcome": "done", "result": "paid"}});
+            assert_eq!(app.post(&path, &body).await.status, 202);
+        }
+        let run = app.find(&id).await.wait_for_end().await;
+        assert_eq!(run.output(), "done");
+        assert_eq!(result(&run).await, ("paid".to_owned(), false), "{settings}");
+        let keys = shop.keys();
+        assert_eq!(keys.len(), requests, "{settings}");
+        assert_eq!(keys[0], keys[requests - 1]);
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_stays_broken_is_given_up() {
+    let shop = Shop::default();
+    let (url, _server) = shop.start().await;
+    let app = with_shop(&url, "repeat = \"safe\"").spawn().await;
+    shop.set(Mode::Breaks);
+    app.provider.will("clerk", [pays(), says("done")]);
+    let run = app.run("clerk", "go").await;
+    assert_eq!(run.output(), "done");
+    let (text, is_error) = result(&run).await;
+    assert!(is_error && text.contains("127.0.0.1"), "{text}");
+    assert_eq!(shop.keys().len(), 4);
+}
+
+const METER: &str = r#"
+import json, os, sys
+for line in sys.stdin:
+    request = json.loads(line)
+    if "id" not in request:
+        continue
+    method, result = request["method"], {}
+    if method == "initialize":
+        result = {"protocolVersion": request["params"]["protocolVersion"], "capabilities": {"tools": {}},
+                  "serverInfo": {"name": "meter", "version": "1"}}
+    elif method == "tools/list":
+        result = {"tools": [{"name": "key", "inputSchema": {"type": "object"}}, {"name": "die", "inputSchema": {"type": "object"}}]}
+    elif method == "tools/call":
+        if request["params"]["name"] == "die":
+            os._exit(3)
+        result = {"content": [{"type": "text", "text": request["params"]["_meta"]["axed/idempotencyKey"]}]}
+    print(json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": result}), flush=True)
+"#;
+
+#[tokio::test]
+async fn mcp_servers_and_commands_get_the_key_too() {
+    let path = process_environment().remove("PATH").expect("a PATH");
+    let agent = "workdir = \"work\"\ntools = [\"run_command\"]\n[[mcp_servers]]\nname = \"s\"\ntransport = \"stdio\"\n\
+                 command = \"python3\"\nargs = [\"meter.py\"]\n";
+    let app = TestApp::setup()
+        .config("[tools]\nallow_commands = true\nallow_unconfined = true")
+        .file("meter.py", METER)
+        .file("work/x", "")
+        .environment("PATH", &path)
+        .agent("clerk", agent)
+        .spawn()
+        .await;
+    let command = json!({"command": "echo \"key: $AXED_CALL_KEY\""});
+    for (tool, arguments) in [("s__key", json!({})), ("run_command", command)] {
+        app.provider
+            .will("clerk", [calls([(tool, arguments)]), says("done")]);
+        let run = app.run("clerk", "go").await;
+        let (text, is_error) = result(&run).await;
+        let key = text.trim().trim_start_matches("key: ");
+        let is_key = key.len() == 32 && key.chars().all(|it| it.is_ascii_hexdigit());
+        assert!(is_key && !is_error, "{tool}: {text}");
+    }
+    // A server that ends during a call leaves its end open.
+    app.provider
+        .will("clerk", [calls([("s__die", json!({}))]), says("done")]);
+    let id = app.start("clerk", "go").await.id().to_owned();
+    let run = uncertain(&app, &id).await;
+    say(&app, &run, json!({"outcome": "unknown"})).await;
+    let run = run.wait_for_end().await;
+    let (text, is_error) = result(&run).await;
+    assert!(is_error && text.contains("s__die"), "{text}");
+}
+
+#[tokio::test]
+async fn errors_in_the_file_name_the_key() {
+    let cases = [
+        (
+            "repeat = \"with_key\"",
+            "http_tools[0].repeat is \"with_key\", which needs idempotency_header",
+        ),
+        (
+            "repeat = \"often\"",
+            "must be one of: never, safe, with_key",
+        ),
+        ("safe_to_repeat = true", "safe_to_repeat"),
+        (
+            "idempotency_header = \"Host\"",
+            "http_tools[0].idempotency_header cannot be set",
+        ),
+        ("idempotency_header = \"a b\"", "is no header's name"),
+        ("probe = {}", "http_tools[0].probe.url is required"),
+        (
+            "probe = { url = \"https://h/{kee}\" }",
+            "has {kee}, but the schema has no property \"kee\"",
+        ),
+        (
+            "probe = { url = \"https://{key}/\" }",
+            "must begin with a scheme and a host",
+        ),
+        (
+            "probe = { url = \"https://h/\", body = \"x\" }",
+            "probe.body",
+        ),
+    ];
+    let mut setup = TestApp::setup();
+    for (at, (settings, _)) in cases.iter().enumerate() {
+        let file = format!(
+            "[[http_tools]]\nname = \"t\"\ndescription = \"x\"\nurl = \"https://h/\"\n{settings}\n"
+        );
+        setup = setup.agent(&format!("a{at}"), &file);
+    }
+    let app = setup.spawn().await;
+    for (at, (settings, expected)) in cases.iter().enumerate() {
+        let answer = app.post(&format!("/agents/a{at}/runs"), &json!({})).await;
+        let detail = answer.problem(422);
+        assert!(detail.contains(expected), "{settings}: {detail}");
+    }
 }
