@@ -47,7 +47,17 @@ async fn a_command_cannot_read_the_daemons_files_or_environment() {
     let names = reported[0].lines().filter_map(|line| line.split_once('='));
     for (name, _) in names {
         let expected = [
-            "PATH", "HOME", "LANG", "TZ", "TMPDIR", "PASSED", "PWD", "OLDPWD", "SHLVL", "_",
+            "AXED_CALL_KEY",
+            "PATH",
+            "HOME",
+            "LANG",
+            "TZ",
+            "TMPDIR",
+            "PASSED",
+            "PWD",
+            "OLDPWD",
+            "SHLVL",
+            "_",
         ];
         assert!(expected.contains(&name), "{name}");
     }

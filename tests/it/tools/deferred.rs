@@ -9,6 +9,7 @@ use crate::support::app::{Setup, TestApp};
 use crate::support::events::Event;
 use crate::support::eventually;
 use crate::support::provider::answer::{ScriptedAnswer, calls, says};
+use crate::tools::mcp::UNATTENDED;
 
 const SERVER: &str = include_str!("mcp/many.py");
 
@@ -166,7 +167,7 @@ async fn approval_applies_to_the_tool_itself() {
 #[tokio::test]
 async fn after_a_crash_only_safe_calls_are_repeated() {
     for (tool, is_safe) in [("watch_order", true), ("send_order", false)] {
-        let mut app = with_many("").spawn().await;
+        let mut app = with_many("").config(UNATTENDED).spawn().await;
         let name = format!("s__{tool}");
         app.provider.will(
             "a",

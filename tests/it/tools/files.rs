@@ -9,6 +9,7 @@ use crate::support::app::{Setup, TestApp};
 use crate::support::events::{Event, count};
 use crate::support::provider::answer::{calls, raw, says};
 use crate::tools::call_results::call_results;
+use crate::tools::mcp::UNATTENDED;
 
 const ALL: [&str; 10] = [
     "copy_path",
@@ -366,7 +367,7 @@ async fn a_dry_run_and_the_model_show_the_same_tools() {
 
 #[tokio::test]
 async fn a_write_interrupted_by_a_crash_fails_its_run() {
-    let mut app = worker(&["write_file"]).spawn().await;
+    let mut app = worker(&["write_file"]).config(UNATTENDED).spawn().await;
     // Long enough that a crash mostly hits its middle; where it does not, the run has ended in order, and another is tried.
     let content = "x".repeat(16 << 20);
     for attempt in 0..5 {

@@ -25,6 +25,9 @@ const ALL: [&str; 11] = [
     "s__dotted_name",
 ];
 
+/// Nobody answers whether a call was done: it fails, or its run does.
+pub const UNATTENDED: &str = "[runs]\nreconcile = \"fail\"";
+
 /// A daemon with the agent `a`, whose server `s` is the script.
 fn with_server(more: &str) -> Setup {
     with_mode("", more)
@@ -43,6 +46,7 @@ fn with_mode(mode: &str, more: &str) -> Setup {
     );
     let path = process_environment().remove("PATH").expect("a PATH");
     TestApp::setup()
+        .config(UNATTENDED)
         .file("server.py", SERVER)
         .agent("a", &agent)
         .environment("PATH", &path)

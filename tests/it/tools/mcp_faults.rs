@@ -21,6 +21,7 @@ use crate::support::http_server::serve;
 use crate::support::provider::answer::{calls, says};
 use crate::support::run::Run;
 use crate::support::{eventually, within_timeout};
+use crate::tools::mcp::UNATTENDED;
 
 /// Far below the deadline of a run, far above what a loaded machine needs.
 const AT_ONCE: Duration = Duration::from_secs(30);
@@ -211,7 +212,7 @@ fn with_web(url: &str, more: &str) -> Setup {
     let agent = format!(
         "[[mcp_servers]]\nname = \"web\"\ntransport = \"streamable-http\"\nurl = \"{url}\"\n{more}\n"
     );
-    TestApp::setup().agent("a", &agent)
+    TestApp::setup().config(UNATTENDED).agent("a", &agent)
 }
 
 /// What a tool answers to two calls in one run, which is over long before its deadline.
@@ -384,6 +385,7 @@ fn with_process(mode: &str, more: &str) -> Setup {
     );
     let path = process_environment().remove("PATH").expect("a PATH");
     TestApp::setup()
+        .config(UNATTENDED)
         .file("faulty.py", FAULTY)
         .agent("a", &agent)
         .environment("PATH", &path)

@@ -17,6 +17,7 @@ use tokio::task::JoinSet;
 use crate::support::app::TestApp;
 use crate::support::http_server::serve;
 use crate::support::provider::answer::{calls, says};
+use crate::tools::mcp::UNATTENDED;
 
 /// What the server sends too much of.
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +71,11 @@ impl Server {
         let agent = format!(
             "[[mcp_servers]]\nname = \"web\"\ntransport = \"streamable-http\"\nurl = \"{url}\"\ntimeout = {timeout}"
         );
-        let app = TestApp::setup().agent("a", &agent).spawn().await;
+        let app = TestApp::setup()
+            .config(UNATTENDED)
+            .agent("a", &agent)
+            .spawn()
+            .await;
         (app, server)
     }
 

@@ -17,7 +17,7 @@ use crate::support::http_server::serve;
 use crate::support::provider::answer::says;
 use crate::support::run::Run;
 use crate::support::within_timeout;
-use crate::tools::mcp::result_of;
+use crate::tools::mcp::{UNATTENDED, result_of};
 
 /// Far below the timeout of a call, far above what a loaded machine needs.
 const AT_ONCE: Duration = Duration::from_secs(40);
@@ -28,6 +28,7 @@ fn with_server(mode: &str, more: &str) -> Setup {
     );
     let path = process_environment().remove("PATH").expect("a PATH");
     TestApp::setup()
+        .config(UNATTENDED)
         .file("odd.py", include_str!("mcp/odd.py"))
         .agent("a", &agent)
         .environment("PATH", &path)

@@ -6,6 +6,7 @@ use crate::support::eventually;
 use crate::support::provider::answer::{calls, says};
 use crate::tools::call_results::call_results;
 use crate::tools::command_sandbox::supervised;
+use crate::tools::mcp::UNATTENDED;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
@@ -277,7 +278,7 @@ async fn a_cancelled_run_ends_its_commands() {
 
 #[tokio::test]
 async fn a_killed_daemon_ends_its_commands() {
-    let mut app = worker("").spawn().await;
+    let mut app = worker("").config(UNATTENDED).spawn().await;
     if !is_confined(&app) {
         return;
     }
