@@ -16,6 +16,7 @@ from axed_client.protocol import Cursor, EventParser, Lost, Operation, Outcome, 
 from axed_client.types import (
     AddedMessage,
     AgentSummary,
+    CallOutcome,
     ChildRun,
     Eval,
     EvalCase,
@@ -204,6 +205,13 @@ class AsyncClient:
     async def decline(self, run_id: str, input_id: str, reason: str, *, idempotency_key: str | None = None) -> Run:
         """Declines to answer a question. The model gets the reason."""
         request = protocol.answer_request(run_id, input_id, {"decline": reason}, idempotency_key)
+        return cast(Run, await self._call(request))
+
+    async def reconcile(
+        self, run_id: str, call_id: str, outcome: CallOutcome, result: Any = None, *, idempotency_key: str | None = None
+    ) -> Run:
+        """Says whether a call was done whose end is not known; `result` is what it returned. The first answer wins."""
+        request = protocol.reconcile_request(run_id, call_id, outcome, result, idempotency_key)
         return cast(Run, await self._call(request))
 
     async def publish(self, event: str, key: str, data: Any = None, *, id: str | None = None) -> int:

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypedDict, Union
 
 from typing_extensions import NotRequired
 
-from axed_client.types import Comparison, ForkedFrom, Reused, RunError
+from axed_client.types import BegunCall, Comparison, ForkedFrom, Reused, RunError
 
 
 class _Event(TypedDict):
@@ -183,6 +183,7 @@ class InputRequestedEvent(_RecordedEvent):
     schema: NotRequired[Any]
     options: NotRequired[list[str]]
     server: NotRequired[str]
+    begun: NotRequired[BegunCall]
     deadline: NotRequired[str]
 
 

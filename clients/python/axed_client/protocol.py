@@ -25,7 +25,7 @@ from axed_client.errors import (
     problem,
 )
 from axed_client.events import RunEvent
-from axed_client.types import Eval, EvalRequest, ForkRequest, Run, RunFields
+from axed_client.types import CallOutcome, Eval, EvalRequest, ForkRequest, Run, RunFields
 
 T = TypeVar("T")
 
@@ -280,6 +280,14 @@ def decision_request(run_id: str, tool_call_id: str, body: dict[str, Any], idemp
 
 def answer_request(run_id: str, input_id: str, body: dict[str, Any], idempotency_key: str | None) -> Request:
     path = f"/runs/{segment(run_id)}/inputs/{segment(input_id)}"
+    return Request("POST", path, body=body, headers=idempotency(idempotency_key))
+
+
+def reconcile_request(
+    run_id: str, call_id: str, outcome: CallOutcome, result: Any, idempotency_key: str | None
+) -> Request:
+    path = f"/runs/{segment(run_id)}/calls/{segment(call_id)}"
+    body = {"outcome": outcome, "result": "" if result is None else result} if outcome == "done" else {"outcome": outcome}
     return Request("POST", path, body=body, headers=idempotency(idempotency_key))
 
 

@@ -47,8 +47,22 @@ class PendingQuestion(TypedDict):
     schema: dict[str, Any] | None
     options: list[str]
     server: NotRequired[str]
+    tool: NotRequired[str]
+    arguments: NotRequired[Any]
+    truncated: NotRequired[bool]
+    began_at: NotRequired[str]
     since: str
     until: str | None
+
+
+CallOutcome = Literal["done", "not_done", "unknown"]
+
+
+class BegunCall(TypedDict):
+    tool: str
+    arguments: Any
+    truncated: NotRequired[bool]
+    began_at: str
 
 
 class Wait(TypedDict):
@@ -57,6 +71,11 @@ class Wait(TypedDict):
     until: NotRequired[str]
     event: NotRequired[str]
     key: NotRequired[str]
+    call_id: NotRequired[str]
+    tool: NotRequired[str]
+    arguments: NotRequired[Any]
+    truncated: NotRequired[bool]
+    began_at: NotRequired[str]
 
 
 class Usage(TypedDict):

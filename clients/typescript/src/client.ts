@@ -16,6 +16,7 @@ import { RunStream } from "./run_stream.js";
 import type {
   AddedMessage,
   AgentSummary,
+  CallOutcome,
   ChildRun,
   Eval,
   EvalCase,
@@ -256,6 +257,13 @@ export class Client {
   /** Declines to answer a question. The model gets the reason. */
   decline(run: string, input: string, reason: string, options: StartOptions = {}): Promise<Run> {
     return this.answerInput(run, input, { decline: reason }, options);
+  }
+
+  /** Says whether a call was done whose end is not known; `result` is what it returned. The first answer wins. */
+  reconcile(run: string, call: string, outcome: CallOutcome, result: unknown = "", options: StartOptions = {}): Promise<Run> {
+    const body = outcome === "done" ? { outcome, result } : { outcome };
+    const path = `/runs/${encode(run)}/calls/${encode(call)}`;
+    return this.json<Run>({ method: "POST", path, body, headers: idempotency(options) }, options);
   }
 
   /** Wakes the runs that wait for this event, and returns their number. With `id` it counts once. */

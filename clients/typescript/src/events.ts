@@ -1,6 +1,6 @@
 // The events of a run. `event.type` says which one it is, and the compiler then knows its other fields.
 
-import type { Comparison, ForkedFrom, Reused, RunError } from "./types.js";
+import type { BegunCall, Comparison, ForkedFrom, Reused, RunError } from "./types.js";
 
 interface AnyEvent {
   run_id: string;
@@ -175,6 +175,7 @@ export interface InputRequestedEvent extends RecordedEvent {
   schema?: unknown;
   options?: string[];
   server?: string;
+  begun?: BegunCall;
   deadline?: string;
 }
 

@@ -30,8 +30,21 @@ export interface PendingQuestion {
   schema: Record<string, unknown> | null;
   options: string[];
   server?: string;
+  tool?: string;
+  arguments?: unknown;
+  truncated?: boolean;
+  began_at?: string;
   since: string;
   until: string | null;
+}
+
+export type CallOutcome = "done" | "not_done" | "unknown";
+
+export interface BegunCall {
+  tool: string;
+  arguments: unknown;
+  truncated?: boolean;
+  began_at: string;
 }
 
 export interface Wait {
@@ -40,6 +53,11 @@ export interface Wait {
   until?: string;
   event?: string;
   key?: string;
+  call_id?: string;
+  tool?: string;
+  arguments?: unknown;
+  truncated?: boolean;
+  began_at?: string;
 }
 
 export interface PendingApproval {
