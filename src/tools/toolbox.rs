@@ -20,7 +20,8 @@ use crate::tools::mcp::{McpToolset, UnavailableServer};
 use crate::tools::registry::ToolRegistry;
 use crate::tools::subagent::{self, Subagent};
 use crate::tools::{
-    CallContext, Delegate, Effect, Probed, Tool, ToolOutput, ask_person, background, recall, shell, wait,
+    CallContext, Delegate, Effect, Probed, Tool, ToolOutput, ask_person, background, recall, shell,
+    wait,
 };
 use crate::validation;
 use crate::workdirs::workdir::Workdir;

@@ -38,6 +38,7 @@ use crate::engine::state::turn_error::TurnError;
 use crate::record::entry::Entry;
 use crate::record::event::MAX_CALL_BYTES;
 use crate::store::{Change, StoreError};
+use crate::tools::background::AWAIT_AGENTS;
 use crate::tools::toolbox::Toolbox;
 use crate::tools::{self, ChildRequest, Delegate, Effect, Probed, ToolOutput};
 
@@ -820,6 +821,8 @@ impl ToolOutcome {
 fn result_playback(batch: &BatchContext, call: &ToolCall) -> Option<Arc<Playback>> {
     let playback = batch.context.playback()?;
     let is_played = match batch.toolbox.effect(&call.name) {
+        // Whether an end came before the wait for it was a matter of time.
+        Some(Effect::Delegating) if call.name == AWAIT_AGENTS => !playback.live.models,
         Some(Effect::Delegating) => playback.has_result_only(batch.context.run.scope.run, call),
         // A test has no person.
         Some(Effect::Asking) => true,
