@@ -17,6 +17,9 @@ def agents(webhook):
 
 
 class Client(kill_loop.Client):
+    # The last owner may be paused or cut off in the middle of the call, and go on with it.
+    unpaid = "unknown"
+
     def __init__(self, name, dice):
         super().__init__(dice)
         self.name = name
