@@ -85,16 +85,16 @@ async fn add_to_active(
     if messages.is_closed() {
         return Ok(None);
     }
-    if !messages.has_capacity(inbox::content_bytes(&request.content)) {
-        return Err(AddMessageError::TooManyUnread(id));
-    }
-    let result = commit_next(engine, run, &mut messages, request, |_| Vec::new()).await;
-    match result {
-        Ok(number) => {
+    let bytes = inbox::content_bytes(&request.content);
+    let may_add = |messages: &Messages| messages.has_capacity(bytes);
+    let committed = commit_next(engine, run, &mut messages, request, may_add, |_| Vec::new());
+    match committed.await {
+        Ok(Some(number)) => {
             // It may wait for one.
             run.tree.root_permit.changed.notify_waiters();
             Ok(Some(number))
         }
+        Ok(None) => Err(AddMessageError::TooManyUnread(id)),
         Err(StoreError::AlreadyTerminal(_)) => Err(ended(engine, id).await?),
         Err(error) => {
             let may_be_recorded = match &error {
@@ -112,17 +112,21 @@ async fn add_to_active(
     }
 }
 
-/// Commits the next message of a run and adds it to those that are unread. `with` returns the entries that are committed before it, by
-/// its number.
+/// Commits the next message of a run and adds it to those that are unread; `None` if it may not be added to these. `with` returns
+/// the entries that are committed before it, by its number.
 pub async fn commit_next(
     engine: &Engine,
     run: &ActiveRun,
     messages: &mut Messages,
     request: &MessageRequest,
+    may_add: impl Fn(&Messages) -> bool,
     with: impl Fn(u32) -> Vec<Entry>,
-) -> Result<u32, StoreError> {
+) -> Result<Option<u32>, StoreError> {
     let id = run.scope.run;
     for _ in 0..MAX_RENUMBERINGS {
+        if !may_add(messages) {
+            return Ok(None);
+        }
         let number = messages.next_number();
         let (change, entry) = entry(number, request);
         let mut entries = with(number);
@@ -131,7 +135,7 @@ pub async fn commit_next(
         match committed.await {
             Ok(_) => {
                 messages.push(request.content.clone());
-                return Ok(number);
+                return Ok(Some(number));
             }
             Err(StoreError::MessagesChanged(_)) => {}
             Err(error) => return Err(error),

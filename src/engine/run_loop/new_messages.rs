@@ -61,7 +61,8 @@ async fn deliver(
     };
     let run = &context.run;
     let with = |number| background::returned_in_message(run, &ended, number);
-    let added = add_message::commit_next(&context.engine, run, &mut messages, &request, with);
+    let engine = &context.engine;
+    let added = add_message::commit_next(engine, run, &mut messages, &request, |_| true, with);
     match added.await {
         Ok(_) => Ok(()),
         // It is cancelled, and ends before its next request.
