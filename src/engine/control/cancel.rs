@@ -125,11 +125,12 @@ async fn cancel_inactive(engine: &Arc<Engine>, id: RunId, reason: &str) -> Resul
     }
     // Also for a cancel whose commit succeeded although its answer was lost.
     engine.sleeping_trees.wake(run.root_id);
-    stop_inactive(engine, id, run.cancel_reason.as_deref().unwrap_or(reason));
+    stop(engine, id, run.cancel_reason.as_deref().unwrap_or(reason));
     Ok(())
 }
 
-fn stop_inactive(engine: &Engine, id: RunId, reason: &str) {
+/// Stops a run whose cancel is recorded, or whose caller ends.
+pub fn stop(engine: &Engine, id: RunId, reason: &str) {
     // In this order: its parent may reach it meanwhile.
     if !engine.orphans.cancel(id, reason)
         && let Some(active_run) = engine.active_runs.get(id)
@@ -145,7 +146,7 @@ async fn look_inactive(engine: Arc<Engine>, id: RunId) -> Result<bool, StoreErro
     Ok(match record {
         Some(record) if record.status == Status::Cancelling => {
             engine.sleeping_trees.wake(record.root_id);
-            stop_inactive(&engine, id, &record.cancel_reason.unwrap_or_default());
+            stop(&engine, id, &record.cancel_reason.unwrap_or_default());
             true
         }
         Some(record) => record.status.is_terminal(),

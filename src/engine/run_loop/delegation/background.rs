@@ -298,7 +298,9 @@ pub async fn settle(context: &RunContext, progress: &Progress, ending: &mut Endi
             run.warn(Warning::new(WarningCode::MessageUnread, &text), turn);
         }
         if !run.cancel_token.is_cancelled() {
-            cancel_all(context, background.working());
+            for child in background.working() {
+                cancel::stop(&context.engine, child, "its caller has ended");
+            }
         }
     }
     let mut tasks = background.take_tasks();
@@ -324,17 +326,4 @@ async fn wait_for_rest(
     }
     let reason = PauseReason::Turn(WaitingFor::Agents);
     wait(context, reason, working, false, pending()).await
-}
-
-fn cancel_all(context: &RunContext, children: Vec<RunId>) {
-    let reason = "its caller has ended";
-    let engine = &context.engine;
-    for child in children {
-        // In this order: its task may reach it meanwhile.
-        if !engine.orphans.cancel(child, reason)
-            && let Some(child) = engine.active_runs.get(child)
-        {
-            child.cancel(reason);
-        }
-    }
 }
