@@ -72,6 +72,9 @@ impl InputKind {
     }
 }
 
+/// The longest question: lists, events and forms show it whole.
+pub const MAX_QUESTION_BYTES: usize = 4 << 10;
+
 /// The tool by which a model asks a person.
 pub const ASK_PERSON: &str = "ask_person";
 

@@ -47,6 +47,7 @@ pub mod score;
 pub mod scorer;
 pub mod search_text;
 pub mod sequential;
+pub mod server_question;
 pub mod service;
 pub mod skill;
 pub mod stack;

@@ -11,6 +11,7 @@ use crate::domain::content::Content;
 use crate::domain::context::Compaction;
 use crate::domain::event::{CalledTool, Decision, EventKind};
 use crate::domain::message::{AssistantMessage, Message, ToolResult};
+use crate::domain::server_question::ServerQuestions;
 use crate::domain::usage::{CallLimit, TokenUsage};
 
 /// An entry with the time of its write.
@@ -82,6 +83,13 @@ pub enum Entry {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         by: Option<String>,
     },
+    /// The service of a call asks persons; the call is made again with their answers, which begins it once more.
+    CallSuspended {
+        call_id: String,
+        /// The number of the first of the questions among all of the call, from 1.
+        first: u32,
+        required: ServerQuestions,
+    },
     /// A message was sent to the run.
     MessageAdded {
         /// Counts the messages that were added to the run, from 1.
@@ -140,6 +148,7 @@ impl Entry {
             | Self::MessageAdded { .. }
             | Self::Compacted { .. } => true,
             Self::Prompted { .. }
+            | Self::CallSuspended { .. }
             | Self::MessagesRead { .. }
             | Self::Followup { .. }
             | Self::Remembers { .. }
@@ -152,6 +161,7 @@ impl Entry {
         let has_nothing = matches!(
             self,
             Self::Event(_)
+                | Self::CallSuspended { .. }
                 | Self::CallDecided {
                     arguments: None,
                     ..
@@ -187,12 +197,13 @@ mod tests {
     use super::{Entry, RecordedEntry};
 
     /// What each kind is stored as. A change of these makes a database of the version before unreadable.
-    const STORED: [&str; 11] = [
+    const STORED: [&str; 12] = [
         r#"{"at":7,"entry":{"event":{"turn.started":{"turn":1,"messages":1,"results":0}}}}"#,
         r#"{"at":7,"entry":{"prompted":{"system":"s","message":"m"}}}"#,
         r#"{"at":7,"entry":{"replied":{"turn":1,"message":{"content":"c"},"report":{"model":"m","stop_reason":"end","tokens":{"input":1,"output":2,"cache_read":0,"cache_write":0,"reasoning":0}}}}}"#,
         r#"{"at":7,"entry":{"call_completed":{"turn":1,"position":0,"tool":"t","result":{"call_id":"c1","content":"r","is_error":false},"duration_ms":3}}}"#,
         r#"{"at":7,"entry":{"call_decided":{"call_id":"c1","decision":"approved","arguments":{"n": 1.0},"by":"ci"}}}"#,
+        r#"{"at":7,"entry":{"call_suspended":{"call_id":"c1","first":1,"required":{"state":"s","questions":[{"key":"k","server":"m","text":"t","schema":{"n": 1.0}}]}}}}"#,
         r#"{"at":7,"entry":{"message_added":{"number":1,"content":"m"}}}"#,
         r#"{"at":7,"entry":{"messages_read":{"turn":1,"last":1}}}"#,
         r#"{"at":7,"copied":true,"entry":{"followup":{"content":"c"}}}"#,
@@ -203,7 +214,7 @@ mod tests {
 
     #[test]
     fn each_kind_is_written_as_it_is_read_and_keeps_its_count_of_events() {
-        let counts = [1, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1];
+        let counts = [1, 0, 1, 1, 1, 0, 1, 0, 0, 0, 0, 1];
         for (json, count) in STORED.into_iter().zip(counts) {
             let read: RecordedEntry = serde_json::from_str(json).expect("an entry");
             assert_eq!(serde_json::to_string(&read).expect("JSON"), json);

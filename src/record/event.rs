@@ -132,6 +132,7 @@ impl Entry {
             Entry::Prompted { .. }
             | Entry::MessagesRead { .. }
             | Entry::Followup { .. }
+            | Entry::CallSuspended { .. }
             | Entry::Remembers { .. }
             | Entry::Compacting => return None,
         })

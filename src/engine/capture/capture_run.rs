@@ -319,6 +319,7 @@ fn add_entry(recording: &mut RunRecording, entry: Entry) {
         }
         Entry::Event(_)
         | Entry::Replied { .. }
+        | Entry::CallSuspended { .. }
         | Entry::Remembers { .. }
         | Entry::Compacting
         | Entry::MessageAdded { .. }

@@ -98,6 +98,7 @@ impl RecordedConversation {
                 Entry::Event(_)
                 | Entry::CallCompleted { .. }
                 | Entry::CallDecided { .. }
+                | Entry::CallSuspended { .. }
                 | Entry::Compacting => {}
             }
         }

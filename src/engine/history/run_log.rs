@@ -12,6 +12,7 @@ use crate::domain::event::{EventKind, ResumeCause};
 use crate::domain::input::{ArgumentsHash, InputKind};
 use crate::domain::message::{AssistantMessage, ToolResult};
 use crate::domain::run::{Run, RunId};
+use crate::domain::server_question::ServerQuestions;
 use crate::domain::usage::{CallLimit, TokenUsage};
 use crate::engine::context::Engine;
 use crate::engine::state::input_answer::InputAnswer;
@@ -124,6 +125,16 @@ impl RecordedInputKind {
     }
 }
 
+/// A call whose service asks persons.
+#[derive(Clone, Debug)]
+pub struct SuspendedCall {
+    /// The number of its first question.
+    pub first: u32,
+    pub required: ServerQuestions,
+    /// Whether the call was begun again since.
+    pub is_made_again: bool,
+}
+
 /// What has the end of a child in the background; nothing for other children.
 #[derive(Clone, Debug, Default)]
 pub struct ReturnedIn {
@@ -154,6 +165,8 @@ pub struct RecordedCalls {
     pub decisions: HashMap<String, InputAnswer>,
     /// What a person approved calls with instead of the model's arguments.
     pub changed_arguments: HashMap<String, Arc<RawValue>>,
+    /// The last questions of the service of a call.
+    pub suspended: HashMap<String, SuspendedCall>,
     /// Calls whose `tool.completed` is in the log.
     pub completed: HashSet<String>,
     /// The last turn whose `turn.started` is in the log; 0 for none.
@@ -263,7 +276,7 @@ impl RecordedRun {
                     )
                 })?;
             }
-            Entry::Event(_) | Entry::CallDecided { .. } => {}
+            Entry::Event(_) | Entry::CallDecided { .. } | Entry::CallSuspended { .. } => {}
         }
         Ok(())
     }
@@ -362,6 +375,18 @@ impl RecordedCalls {
                         kind: InputKind::Approval,
                     });
             }
+            Entry::CallSuspended {
+                call_id,
+                first,
+                required,
+            } => {
+                let suspended = SuspendedCall {
+                    first: *first,
+                    required: required.clone(),
+                    is_made_again: false,
+                };
+                self.suspended.insert(call_id.clone(), suspended);
+            }
             Entry::Compacted { .. } => self.reported_usage = None,
             Entry::Event(kind) => self.apply_event(time, kind),
             Entry::Prompted { .. }
@@ -394,6 +419,9 @@ impl RecordedCalls {
             EventKind::ToolStarted { tool_call_id, .. } => {
                 self.started.insert(tool_call_id.clone(), time);
                 *self.starts.entry(tool_call_id.clone()).or_default() += 1;
+                if let Some(suspended) = self.suspended.get_mut(tool_call_id) {
+                    suspended.is_made_again = true;
+                }
             }
             EventKind::AgentCalled {
                 tool_call_id,

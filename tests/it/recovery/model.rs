@@ -491,6 +491,7 @@ impl Life {
                     Entry::Event(_)
                     | Entry::MessageAdded { .. }
                     | Entry::MessagesRead { .. }
+                    | Entry::CallSuspended { .. }
                     | Entry::CallDecided { .. } => {
                         unreachable!("no client sends any")
                     }
