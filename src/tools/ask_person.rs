@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value};
 
-use crate::domain::input::{ASK_PERSON, Question};
+use crate::domain::input::{ASK_PERSON, MAX_QUESTION_BYTES, Question};
 use crate::domain::json_schema::Schema;
 use crate::domain::message::{ToolCall, ToolSpec};
 use crate::tools::{
@@ -20,8 +20,6 @@ const DESCRIPTION: &str = "Ask a person, and wait for the answer, which may take
                      which of several readings of the task is meant, a preference, a missing fact. Ask for one thing, with all \
                      that is needed to answer; the person does not see this conversation.";
 
-/// A question is shown whole in lists, events and forms.
-const MAX_QUESTION_BYTES: usize = 4 << 10;
 const MAX_SCHEMA_BYTES: usize = 8 << 10;
 const MAX_OPTIONS: usize = 20;
 const MAX_OPTION_BYTES: usize = 200;
@@ -74,6 +72,7 @@ impl Tool for AskPerson {
             let request = AskRequest {
                 id: call.id.clone(),
                 question,
+                withdrawn: None,
             };
             let answer = context.delegate.ask(request).await?;
             describe(answer).map(ToolOutput::from)
@@ -113,7 +112,11 @@ async fn question(call: &ToolCall, key: Option<&str>) -> Result<Question, String
     })
 }
 
-async fn checked_schema(
+/// The schema of an answer.
+///
+/// # Errors
+/// It is too large, or no schema.
+pub async fn checked_schema(
     schema: &Map<String, Value>,
     key: Option<&str>,
 ) -> Result<Arc<RawValue>, String> {

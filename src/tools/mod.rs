@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::value::RawValue;
+use tokio_util::sync::CancellationToken;
 
 use crate::domain::agent::AdHocSettings;
 use crate::domain::attachment::{Attachment, Digest};
@@ -16,6 +17,7 @@ use crate::domain::input::Question;
 use crate::domain::json_schema::Schema;
 use crate::domain::message::{ToolCall, ToolSpec, empty_arguments};
 use crate::domain::run::{RunId, Scope, Status};
+use crate::domain::server_question::{ServerQuestion, ServerQuestions};
 use crate::domain::skill::READ_SKILL;
 use crate::domain::world_event::WaitedEvent;
 use crate::fair::fair_semaphore::{FairSemaphore, Permit};
@@ -65,10 +67,52 @@ pub trait Tool: Send + Sync {
         context: CallContext<'a>,
     ) -> BoxFuture<'a, Result<ToolOutput, String>>;
 
+    /// As [`Tool::call`], of a tool whose service may ask persons before it ends the call. `answered` has the answers to what
+    /// an earlier attempt required.
+    fn attempt<'a>(
+        &'a self,
+        call: &'a ToolCall,
+        context: CallContext<'a>,
+        _answered: Option<&'a AnsweredQuestions>,
+    ) -> BoxFuture<'a, CallStep> {
+        Box::pin(async move { CallStep::Ended(self.call(call, context).await) })
+    }
+
     /// Asks the service of the tool whether it performed a call whose end is not known. Without a way to do so: `Unknown`.
     fn probe<'a>(&'a self, _: &'a ToolCall, _: CallContext<'a>) -> BoxFuture<'a, Probed> {
         Box::pin(ready(Probed::Unknown))
     }
+}
+
+/// How an attempt of a call ends.
+pub enum CallStep {
+    Ended(Result<ToolOutput, String>),
+    /// The service of the tool asks persons first.
+    Asks(AskingCall),
+}
+
+/// A call that goes on once questions are answered.
+pub enum AskingCall {
+    /// It has ended, and is made again with the answers.
+    Ended(ServerQuestions),
+    /// It waits for the answer to one question.
+    Open(ServerQuestion, Box<dyn OpenCall>),
+}
+
+/// A call in flight whose service waits for an answer. If it is dropped, the call is cancelled.
+pub trait OpenCall: Send {
+    /// Resolves when the service does not wait for the answer any more. Cancel safe.
+    fn lapsed(&mut self) -> BoxFuture<'_, ()>;
+
+    /// Goes on with the answer; `None` if there is none because the question has lapsed.
+    fn resume(self: Box<Self>, answer: Option<AnswerToQuestion>) -> BoxFuture<'static, CallStep>;
+}
+
+/// What a call is made again with.
+pub struct AnsweredQuestions {
+    pub required: ServerQuestions,
+    /// In the order of the questions.
+    pub answers: Vec<AnswerToQuestion>,
 }
 
 /// What a service says of a call that had begun.
@@ -308,6 +352,8 @@ pub struct AskRequest {
     /// Unique in the run, and the same whenever the call is executed again.
     pub id: String,
     pub question: Question,
+    /// Cancelled when nobody waits for the answer any more.
+    pub withdrawn: Option<CancellationToken>,
 }
 
 #[derive(Clone, Debug)]

@@ -20,8 +20,8 @@ use crate::tools::mcp::{McpToolset, UnavailableServer};
 use crate::tools::registry::ToolRegistry;
 use crate::tools::subagent::{self, Subagent};
 use crate::tools::{
-    CallContext, Delegate, Effect, Probed, Tool, ToolOutput, ask_person, background, recall, shell,
-    wait,
+    AnswerToQuestion, AnsweredQuestions, CallContext, CallStep, Delegate, Effect, OpenCall, Probed,
+    Tool, ToolOutput, ask_person, background, recall, shell, wait,
 };
 use crate::validation;
 use crate::workdirs::workdir::Workdir;
@@ -259,40 +259,58 @@ impl Toolbox {
         }
     }
 
-    /// Executes a call. `key` is the API key that the run was accepted with.
+    /// Executes a call, with what persons answered to its service before. `key` is the API key that the run was accepted with.
     ///
-    /// # Errors
-    /// There is no such tool, the arguments do not fit its schema, or the tool failed. The text is for the model.
+    /// A step that ends the call has an error if there is no such tool, the arguments do not fit its schema, or the tool failed.
+    /// The text is for the model.
     pub async fn call(
         &self,
         call: &ToolCall,
         scope: &Scope,
         key: Option<&str>,
         delegate: &dyn Delegate,
-    ) -> Result<ToolOutput, String> {
+        answered: Option<&AnsweredQuestions>,
+    ) -> CallStep {
         let Some(tool) = self.tools.get(&call.name) else {
-            return Err(self.missing_tool(&call.name));
+            return CallStep::Ended(Err(self.missing_tool(&call.name)));
         };
         let context = self.context(scope, key, delegate);
         if tool.effect() == Effect::Delegating {
             // It checks its arguments and bounds its result itself.
-            return tool.call(call, context).await;
+            return CallStep::Ended(tool.call(call, context).await);
         }
-        let result = match tool.schema() {
+        let step = match tool.schema() {
             Some(schema) => match coerce_arguments(call, schema, key).await {
-                Ok(call) => tool.call(&call, context).await,
-                Err(why) => Err(why),
+                Ok(call) => tool.attempt(&call, context, answered).await,
+                Err(why) => CallStep::Ended(Err(why)),
             },
-            None => tool.call(call, context).await,
+            None => tool.attempt(call, context, answered).await,
         };
-        match result {
+        self.bound(step)
+    }
+
+    /// Goes on with a call in flight; see [`OpenCall::resume`].
+    pub async fn resume(
+        &self,
+        call: Box<dyn OpenCall>,
+        answer: Option<AnswerToQuestion>,
+    ) -> CallStep {
+        self.bound(call.resume(answer).await)
+    }
+
+    /// Cuts a result to what a model may get.
+    fn bound(&self, step: CallStep) -> CallStep {
+        let CallStep::Ended(result) = step else {
+            return step;
+        };
+        CallStep::Ended(match result {
             Ok(output) => Ok(ToolOutput {
                 text: truncate_with_notice(output.text, self.max_result),
                 ..output
             }
             .limit_attachments(self.attachments)),
             Err(text) => Err(truncate_with_notice(text, self.max_result)),
-        }
+        })
     }
 
     /// Asks whether a call whose end is not known was performed.

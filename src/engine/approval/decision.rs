@@ -10,6 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
 
 use crate::domain::event::{Decision, EventKind};
 use crate::domain::excerpt::ArgumentsExcerpt;
@@ -102,6 +103,8 @@ pub struct NeededInput<'a> {
     pub waiting_for: WaitingFor,
     /// Of a call that waits for approval; `None` for others.
     pub tool: Option<WaitingTool>,
+    /// Cancelled when nobody waits for the answer any more.
+    pub withdrawn: Option<CancellationToken>,
 }
 
 /// Waits for the decision on a call. `recorded_calls` holds what an earlier process requested and received.
@@ -125,6 +128,7 @@ pub async fn await_decision(
             call: call.clone(),
             owner: context.run.tree.owner.as_deref().map(str::to_owned),
         }),
+        withdrawn: None,
     };
     let event = |deadline| requested_event(turn, call, &name, deadline);
     let decision = match await_answer(context, recorded_calls, input, event, ready(Ok(()))).await? {
@@ -258,20 +262,26 @@ async fn receive_answer(
             None => std::future::pending().await,
         }
     };
-    let mut timeout = pin!(timeout);
+    let withdrawn = async {
+        match &input.withdrawn {
+            Some(token) => token.cancelled().await,
+            None => std::future::pending().await,
+        }
+    };
+    let (mut timeout, mut withdrawn) = (pin!(timeout), pin!(withdrawn));
     loop {
         let received = async {
             tokio::select! {
                 biased;
-                message = &mut pending.receiver => message.ok(),
-                () = &mut timeout => None,
+                message = &mut pending.receiver => match message {
+                    Ok(message) => (message.answer, Some(message.ack)),
+                    Err(_) => (input.timed_out.clone(), None),
+                },
+                () = &mut withdrawn => (InputAnswer::withdrawn(input.kind), None),
+                () = &mut timeout => (input.timed_out.clone(), None),
             }
         };
-        let message = pause::within_deadline(&context.run, received).await?;
-        let (answer, ack) = match message {
-            Some(message) => (message.answer, Some(message.ack)),
-            None => (input.timed_out.clone(), None),
-        };
+        let (answer, ack) = pause::within_deadline(&context.run, received).await?;
         let entries = vec![answer.to_entry(input.id)];
         let journal = &context.engine.journal;
         let committed = journal.append(&context.run, answer.to_change(), entries);

@@ -27,7 +27,11 @@ pub async fn ask(
     turn: u32,
     request: AskRequest,
 ) -> Result<Result<AnswerToQuestion, String>, StoreError> {
-    let AskRequest { id, question } = request;
+    let AskRequest {
+        id,
+        question,
+        withdrawn,
+    } = request;
     let agent = &context.run.agent;
     let input = NeededInput {
         id: &id,
@@ -40,6 +44,7 @@ pub async fn ask(
         kind: InputKind::Question,
         waiting_for: WaitingFor::Input,
         tool: None,
+        withdrawn,
     };
     let event = |deadline| EventKind::InputRequested {
         turn,

@@ -91,6 +91,7 @@ pub async fn ask(
         kind: InputKind::Question,
         waiting_for: WaitingFor::Reconcile,
         tool: None,
+        withdrawn: None,
     };
     let question = format!(
         "Was this call of {} done? It had begun, and its end is not known: {}",

@@ -49,6 +49,7 @@ pub async fn wait(
         kind,
         waiting_for: kind.waiting_for(),
         tool: None,
+        withdrawn: None,
     };
     let started = |until| EventKind::WaitStarted {
         turn,

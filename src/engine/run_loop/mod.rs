@@ -1,6 +1,7 @@
 //! The loop of one run: turns, tool calls, and its end.
 
 pub mod batch;
+pub mod call_questions;
 pub mod call_records;
 pub mod client_calls;
 pub mod compaction;

@@ -26,6 +26,7 @@ use crate::engine::cluster::connection;
 use crate::engine::context::RunContext;
 use crate::engine::history::run_log::RecordedCalls;
 use crate::engine::recording::playback::Playback;
+use crate::engine::run_loop::call_questions::{CallQuestions, begin_again};
 use crate::engine::run_loop::call_records::{CompletedCall, is_start_of, started};
 use crate::engine::run_loop::final_text::MAX_RESUMED_CHECKS;
 use crate::engine::run_loop::limits;
@@ -40,7 +41,10 @@ use crate::record::event::MAX_CALL_BYTES;
 use crate::store::{Change, StoreError};
 use crate::tools::background::AWAIT_AGENTS;
 use crate::tools::toolbox::Toolbox;
-use crate::tools::{self, ChildRequest, Delegate, Effect, Probed, ToolOutput};
+use crate::tools::{
+    self, AnsweredQuestions, AskingCall, CallStep, ChildRequest, Delegate, Effect, Probed,
+    ToolOutput,
+};
 
 /// After so many restarts during a call that may be repeated, it is given up. Deploys during a long call are fewer.
 const MAX_RESUMED_CALLS: u32 = 7;
@@ -629,21 +633,52 @@ async fn perform(
         resent: 0,
         is_of_earlier_process: true,
     };
-    let has_begun = is_performed && may_have_begun && effect.is_some_and(Effect::is_own);
+    let BatchContext {
+        context,
+        recorded_calls,
+        ..
+    } = batch;
+    let mut questions = CallQuestions::new(context, recorded_calls, batch.turn, call);
+    let is_suspended = is_performed && questions.is_suspended();
+    let has_begun =
+        is_performed && !is_suspended && may_have_begun && effect.is_some_and(Effect::is_own);
     let mut unknown = has_begun.then(|| "the daemon stopped during the call".to_owned());
-    if !has_begun && let Some(why) = exhausted_attempts(batch, call, effect) {
+    if has_begun {
+        questions.withdraw().await?;
+    } else if !is_suspended && let Some(why) = exhausted_attempts(batch, call, effect) {
         return Ok(Some(ToolOutcome::Interrupted(why)));
     }
     loop {
-        if let Some(why) = unknown {
+        if let Some(why) = unknown.take() {
             match settle(batch, call, effect, &mut attempts, why).await? {
                 Settled::Again => {}
                 Settled::Ended(outcome) => return Ok(outcome),
             }
         }
-        let outcome = run_tool(batch, call, effect, rejection.clone()).await;
+        let (answered, begins_again) = match questions.answer().await? {
+            Ok(answered) => answered,
+            Err(why) => return Ok(Some(ToolOutcome::Interrupted(why))),
+        };
+        if begins_again {
+            attempts = attempts.again();
+        }
+        let mut outcome = run_tool(batch, call, effect, rejection.clone(), answered).await;
         attempts.is_of_earlier_process = false;
+        while let ToolOutcome::Asks(AskingCall::Open(question, mut open)) = outcome {
+            outcome = match questions.ask_open(&question, open.as_mut()).await? {
+                Ok(answer) => {
+                    let resumed = batch.toolbox.resume(open, answer);
+                    await_step(batch, call, effect, resumed).await
+                }
+                Err(why) => ToolOutcome::Interrupted(why),
+            };
+        }
         match outcome {
+            ToolOutcome::Asks(AskingCall::Ended(required)) => {
+                if let Err(why) = questions.suspend(required).await? {
+                    return Ok(Some(ToolOutcome::Finished(Err(why))));
+                }
+            }
             ToolOutcome::Finished(Ok(output)) if output.is_end_unknown => {
                 unknown = Some(output.text);
             }
@@ -660,6 +695,17 @@ struct Attempts {
     resent: u32,
     /// Whether this process has not begun it yet.
     is_of_earlier_process: bool,
+}
+
+impl Attempts {
+    /// After the start of the call was recorded again.
+    fn again(&self) -> Self {
+        Self {
+            starts: self.starts + 1,
+            resent: 0,
+            is_of_earlier_process: false,
+        }
+    }
 }
 
 enum Settled {
@@ -761,31 +807,15 @@ async fn settle(
              you repeat it.",
             shorten(&call.name, 200)
         )),
-        CallOutcome::NotDone => match begin_again(batch, call).await {
+        CallOutcome::NotDone => match begin_again(&batch.context, batch.turn, call).await {
             Ok(()) => {
-                *attempts = Attempts {
-                    starts: attempts.starts + 1,
-                    resent: 0,
-                    is_of_earlier_process: false,
-                };
+                *attempts = attempts.again();
                 Ok(Settled::Again)
             }
             Err(TurnError::Store(error)) => Err(error),
             Err(error) => interrupted(failures::interruption_message(run, &error)),
         },
     }
-}
-
-/// Records that a call is started again. A process that resumes the run finds that its end is not known once more.
-async fn begin_again(batch: &BatchContext, call: &ToolCall) -> Result<(), TurnError> {
-    let RunContext { engine, run } = &batch.context;
-    let held = PauseReason::Call(WaitingFor::Resume);
-    pause::wait_while_held(&batch.context, held).await?;
-    let entries = vec![started(batch.turn, call).into()];
-    let recorded = engine.journal.append(run, Change::Unchanged, entries);
-    recorded.await.map_err(TurnError::Store)?;
-    let connected = connection::wait_until_connected(&batch.context).await;
-    connected.map_err(TurnError::Store)
 }
 
 async fn probe(batch: &BatchContext, call: &ToolCall) -> Probed {
@@ -800,6 +830,8 @@ enum ToolOutcome {
     Finished(Result<ToolOutput, String>),
     /// The tool did not start, or was stopped before its end.
     Interrupted(String),
+    /// Its service asks persons first.
+    Asks(AskingCall),
 }
 
 impl ToolOutcome {
@@ -807,6 +839,8 @@ impl ToolOutcome {
         let outcome = match self {
             Self::Finished(outcome) => outcome,
             Self::Interrupted(message) => Err(message),
+            // They are answered before the call has a result.
+            Self::Asks(_) => Err("the call has not ended".to_owned()),
         };
         let is_error = outcome.is_err();
         let output = outcome.unwrap_or_else(ToolOutput::from);
@@ -837,6 +871,7 @@ async fn run_tool(
     call: &ToolCall,
     effect: Option<Effect>,
     rejection: Option<String>,
+    answered: Option<&AnsweredQuestions>,
 ) -> ToolOutcome {
     let run = &batch.context.run;
     if let Some(playback) = result_playback(batch, call) {
@@ -853,7 +888,20 @@ async fn run_tool(
         return ToolOutcome::Finished(Err(why));
     }
     let (owner, delegate) = (run.tree.owner.as_deref(), batch.delegate.as_ref());
-    let work = batch.toolbox.call(call, &run.scope, owner, delegate);
+    let work = batch
+        .toolbox
+        .call(call, &run.scope, owner, delegate, answered);
+    await_step(batch, call, effect, work).await
+}
+
+/// The outcome of an attempt of a call, or of a part of it.
+async fn await_step(
+    batch: &BatchContext,
+    call: &ToolCall,
+    effect: Option<Effect>,
+    work: impl Future<Output = CallStep>,
+) -> ToolOutcome {
+    let run = &batch.context.run;
     let work = AssertUnwindSafe(work).catch_unwind();
     let finished = match effect {
         // A delegating call ends when its child has ended, and one that asks with its wait.
@@ -868,7 +916,8 @@ async fn run_tool(
         return ToolOutcome::Finished(playback.result(run.scope.run, call));
     }
     match finished {
-        Ok(Ok(outcome)) => ToolOutcome::Finished(outcome),
+        Ok(Ok(CallStep::Ended(outcome))) => ToolOutcome::Finished(outcome),
+        Ok(Ok(CallStep::Asks(asking))) => ToolOutcome::Asks(asking),
         Ok(Err(_)) => {
             let tool = shorten(&call.name, 200);
             ToolOutcome::Finished(Err(format!("tool \"{tool}\" panicked")))

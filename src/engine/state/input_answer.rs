@@ -45,6 +45,16 @@ impl InputAnswer {
         }
     }
 
+    /// The end of a question whose answer nobody waits for any more.
+    pub fn withdrawn(kind: InputKind) -> Self {
+        Self {
+            decision: Decision::Denied,
+            reason: Some("withdrawn: nobody waits for the answer any more".to_owned()),
+            kind,
+            ..Self::timed_out()
+        }
+    }
+
     /// The answer to a question, or why a person declines to answer it.
     pub fn to_question(
         answer: Result<Arc<RawValue>, Option<String>>,
