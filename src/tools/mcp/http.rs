@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use crate::ssrf::{is_loopback, root_cause};
 use crate::tools::mcp::close_state::CloseReason;
 use crate::tools::mcp::http_response::{self, AwaitedRequest, HttpError};
-use crate::tools::mcp::message::RequestKind;
+use crate::tools::mcp::message::{self, RequestKind};
 use crate::tools::mcp::oauth::challenge::{Challenge, ChallengeKind};
 use crate::tools::mcp::oauth::logins::login_tokens::TokenError;
 use crate::tools::mcp::oauth::token::AccessToken;
@@ -180,6 +180,7 @@ impl HttpClient {
                 .map(str::to_owned);
             let request = AwaitedRequest {
                 kind: RequestKind::of(&request.request),
+                call_key: message::call_key(&request.request),
                 id: request.id,
             };
             return http_response::parse_response(response, request, new_session_id, max_event)

@@ -116,6 +116,8 @@ pub struct JsonRpcError {
 pub struct AwaitedRequest {
     pub id: RequestId,
     pub kind: RequestKind,
+    /// The key of a call.
+    pub call_key: Option<String>,
 }
 
 impl AwaitedRequest {
@@ -267,7 +269,12 @@ impl AnswerStream {
                 Message::Answer(answer) => {
                     mismatch = Some(answer.describe_mismatch(Some(&self.request.id)));
                 }
-                Message::Other(message) => event.data = serde_json::to_string(&message).ok(),
+                Message::Other(mut message) => {
+                    if let Some(key) = &self.request.call_key {
+                        message::mark_question(&mut message, key);
+                    }
+                    event.data = serde_json::to_string(&message).ok();
+                }
             }
         }
         mismatch

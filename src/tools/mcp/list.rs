@@ -53,7 +53,10 @@ pub struct ToolDefinition {
 ///
 /// # Errors
 /// The server did not answer, or answered with an error.
-pub async fn list_tools(server: &str, session: &McpSession) -> Result<ToolList, RequestFailure> {
+pub async fn list_tools(
+    server: &str,
+    session: &Arc<McpSession>,
+) -> Result<ToolList, RequestFailure> {
     let _guard = session.begin_request()?;
     let mut builder = ToolListBuilder::new(server);
     let mut cursors = BTreeSet::new();

@@ -4,8 +4,8 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use rmcp::model::{
-    CallToolResult, ClientRequest, CustomResult, ErrorCode, ErrorData, ProtocolVersion, RequestId,
-    ServerJsonRpcMessage, ServerResult,
+    CallToolResult, ClientRequest, CustomResult, ErrorCode, ErrorData, JsonRpcMessage,
+    ProtocolVersion, RequestId, ServerJsonRpcMessage, ServerRequest, ServerResult,
 };
 use serde_json::{Map, Value, json};
 
@@ -13,6 +13,12 @@ use crate::domain::lenient_json::{is_true, text};
 use crate::domain::message::shorten;
 use crate::tools::mcp::listed_tool;
 
+/// Where a call has its key, which is the same if the call is repeated.
+pub const CALL_KEY: &str = "axed/idempotencyKey";
+/// The method of a question to a person, as the SDK gets it: it reads that of the protocol with strict types.
+pub const ELICITATION: &str = "axed/elicitation";
+/// The parameter of such a question that has the key of the call, if the transport knows the call.
+pub const ASKING_CALL: &str = "axed/call";
 /// Most messages of one batch.
 const MAX_BATCH: usize = 1024;
 const MAX_ERROR_CHARS: usize = 4 << 10;
@@ -61,6 +67,7 @@ impl RequestKind {
             ("content", Self::CallTool),
             ("structuredContent", Self::CallTool),
             ("isError", Self::CallTool),
+            ("inputRequests", Self::CallTool),
             ("tools", Self::ListTools),
         ];
         let mut kinds = kinds.into_iter();
@@ -100,6 +107,9 @@ fn read_one(mut fields: Map<String, Value>) -> Option<Message> {
         return None;
     }
     fields.insert("jsonrpc".to_owned(), json!("2.0"));
+    if fields.get("method") == Some(&json!("elicitation/create")) {
+        fields.insert("method".to_owned(), json!(ELICITATION));
+    }
     if fields.get("id").is_some_and(Value::is_null) {
         fields.remove("id");
     }
@@ -200,7 +210,7 @@ fn read_result(result: Value, kind: RequestKind) -> ServerResult {
         RequestKind::Initialize => typed(initialize_result(&result)),
         RequestKind::Discover => typed(discover_result(&result)),
         RequestKind::ListTools => typed(listed_tool::read_list(result)),
-        RequestKind::CallTool if is_final(&result) => {
+        RequestKind::CallTool if !is_task(&result) => {
             let mut carrier = CallToolResult::default();
             carrier.structured_content = Some(result);
             return ServerResult::CallToolResult(carrier);
@@ -219,12 +229,31 @@ pub fn raw_call_result(carrier: CallToolResult) -> Value {
     carrier.structured_content.unwrap_or_default()
 }
 
-/// Whether this is the result of a call, and neither a task nor a question.
-fn is_final(result: &Value) -> bool {
-    let kind = result.get("resultType").and_then(Value::as_str);
-    let is_task = result.get("task").is_some_and(Value::is_object)
+/// Whether a call became a task, which has its result later.
+fn is_task(result: &Value) -> bool {
+    let has_task = result.get("task").is_some_and(Value::is_object)
         && RequestKind::guess(result) != RequestKind::CallTool;
-    !is_task && !matches!(kind, Some("input_required" | "task"))
+    has_task || result.get("resultType").and_then(Value::as_str) == Some("task")
+}
+
+/// The key of a call; `None` of other requests.
+pub fn call_key(request: &ClientRequest) -> Option<String> {
+    let ClientRequest::CallToolRequest(call) = request else {
+        return None;
+    };
+    let key = call.params.meta.as_ref()?.get(CALL_KEY)?;
+    key.as_str().map(str::to_owned)
+}
+
+/// Names the call on whose stream a question came.
+pub fn mark_question(message: &mut ServerJsonRpcMessage, key: &str) {
+    if let JsonRpcMessage::Request(request) = message
+        && let ServerRequest::CustomRequest(request) = &mut request.request
+        && request.method == ELICITATION
+        && let Some(Value::Object(params)) = &mut request.params
+    {
+        params.insert(ASKING_CALL.to_owned(), key.into());
+    }
 }
 
 fn initialize_result(result: &Value) -> Value {

@@ -3,9 +3,14 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rmcp::model::{ClientConfig, Implementation, ProtocolVersion};
+use rmcp::model::{
+    ClientCapabilities, ClientConfig, CustomRequest, CustomResult, ElicitationCapability,
+    ErrorCode, ErrorData, FormElicitationCapability, Implementation, ProtocolVersion,
+    UrlElicitationCapability,
+};
 use rmcp::service::{
-    ClientInitializeError, NotificationContext, RunningService, serve_client_with_lifecycle_and_ct,
+    ClientInitializeError, NotificationContext, RequestContext, RunningService,
+    serve_client_with_lifecycle_and_ct,
 };
 use rmcp::transport::Transport;
 use rmcp::{ClientHandler, ClientLifecycleMode, RoleClient};
@@ -18,9 +23,11 @@ use crate::tools::mcp::close_state::CloseState;
 use crate::tools::mcp::driver::{SessionDriver, StderrTask};
 use crate::tools::mcp::failure::is_connection_error;
 use crate::tools::mcp::http_transport::HttpTransport;
+use crate::tools::mcp::message::ELICITATION;
 use crate::tools::mcp::oauth::logins::login_tokens::TokenError;
 use crate::tools::mcp::oauth::sources::TokenSources;
 use crate::tools::mcp::oauth::token_source::TokenSource;
+use crate::tools::mcp::open_questions::OpenQuestions;
 use crate::tools::mcp::secrets::{TemplateTable, read_secret_files};
 use crate::tools::mcp::session::McpSession;
 use crate::tools::mcp::{http, stderr, stdio};
@@ -147,9 +154,11 @@ impl Server<'_> {
         let (name, environment, tokens) = (self.name, self.environment, self.tokens);
         let mut close_state = CloseState::default();
         let list_changes = Arc::new(AtomicU64::new(0));
+        let questions = Arc::new(OpenQuestions::default());
         let handshake = Handshake {
-            handler: NotificationHandler {
+            handler: Handler {
                 list_changes: Arc::clone(&list_changes),
+                questions: Arc::clone(&questions),
             },
             mode,
             deadline,
@@ -203,6 +212,7 @@ impl Server<'_> {
             has_change_notifications(&service),
             list_changes,
             close_state.clone(),
+            questions,
         );
         Ok(OpenConnection {
             session: Arc::new(session),
@@ -215,7 +225,7 @@ impl Server<'_> {
     }
 }
 
-type McpService = RunningService<RoleClient, NotificationHandler>;
+type McpService = RunningService<RoleClient, Handler>;
 
 /// Whether the server announces changes of its tools. It does so only within a session, and only if it declares the
 /// capability.
@@ -230,7 +240,7 @@ fn has_change_notifications(service: &McpService) -> bool {
 
 /// The parameters of one handshake.
 struct Handshake {
-    handler: NotificationHandler,
+    handler: Handler,
     mode: ClientLifecycleMode,
     deadline: Instant,
     stop: CancellationToken,
@@ -295,19 +305,40 @@ fn describe_init_error(error: &ClientInitializeError) -> String {
     }
 }
 
-/// Counts announcements that the tools changed. Requests of a server are rejected, because we declare no capability.
-struct NotificationHandler {
+/// Counts announcements that the tools changed, and passes questions to people on to the calls that they are about. Other requests
+/// of a server are refused.
+struct Handler {
     list_changes: Arc<AtomicU64>,
+    questions: Arc<OpenQuestions>,
 }
 
-impl ClientHandler for NotificationHandler {
+impl ClientHandler for Handler {
     fn get_info(&self) -> ClientConfig {
         let axed = Implementation::new("axed", env!("CARGO_PKG_VERSION"));
-        ClientConfig::new(Default::default(), axed)
+        let elicitation = ElicitationCapability::new()
+            .with_form(FormElicitationCapability::new())
+            .with_url(UrlElicitationCapability::new());
+        let mut capabilities = ClientCapabilities::default();
+        capabilities.elicitation = Some(elicitation);
+        ClientConfig::new(capabilities, axed)
             .with_protocol_version(ProtocolVersion::LATEST_WITH_INITIALIZE)
     }
 
     async fn on_tool_list_changed(&self, _: NotificationContext<RoleClient>) {
         self.list_changes.fetch_add(1, Ordering::AcqRel);
+    }
+
+    async fn on_custom_request(
+        &self,
+        request: CustomRequest,
+        context: RequestContext<RoleClient>,
+    ) -> Result<CustomResult, ErrorData> {
+        if request.method != ELICITATION {
+            let code = ErrorCode::METHOD_NOT_FOUND;
+            return Err(ErrorData::new(code, request.method, None));
+        }
+        let params = request.params.unwrap_or_default();
+        let answer = self.questions.ask(params, context.ct).await;
+        answer.map(CustomResult)
     }
 }

@@ -5,12 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rmcp::model::{
-    CallToolRequestParams, CallToolResponse, ClientRequest, JsonObject, PingRequest,
-    RequestMetaObject,
-};
+use rmcp::model::{ClientRequest, PingRequest};
 use rmcp::{Peer, RoleClient, ServiceError};
-use serde_json::Value;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
@@ -18,10 +14,8 @@ use crate::tools::mcp::close_state::CloseState;
 use crate::tools::mcp::failure::{RequestFailure, RetrySafety, is_connection_error};
 use crate::tools::mcp::http;
 use crate::tools::mcp::http_response::HttpError;
-use crate::tools::mcp::message::raw_call_result;
+use crate::tools::mcp::open_questions::OpenQuestions;
 
-/// Where a call has its key, which is the same if the call is repeated.
-const CALL_KEY: &str = "axed/idempotencyKey";
 /// Concurrent calls of one connection.
 const MAX_CALLS: usize = 1024;
 /// After a timed-out call, how long the server may take to answer a ping.
@@ -39,6 +33,8 @@ pub struct McpSession {
     last_used: Mutex<Instant>,
     has_answered: AtomicBool,
     close_state: CloseState,
+    /// What the server asks while calls are in flight.
+    pub questions: Arc<OpenQuestions>,
 }
 
 impl McpSession {
@@ -49,6 +45,7 @@ impl McpSession {
         has_change_notifications: bool,
         list_changes: Arc<AtomicU64>,
         close_state: CloseState,
+        questions: Arc<OpenQuestions>,
     ) -> Self {
         Self {
             peer,
@@ -59,6 +56,7 @@ impl McpSession {
             last_used: Mutex::new(Instant::now()),
             has_answered: AtomicBool::new(false),
             close_state,
+            questions,
         }
     }
 
@@ -126,44 +124,6 @@ impl McpSession {
         }
     }
 
-    /// Calls a tool by the server's own name for it, and returns the result as the server sent it. If the future is dropped, the call is cancelled at the server.
-    ///
-    /// # Errors
-    /// The server was not reached, answered with an error, or not in time.
-    pub async fn call(
-        &self,
-        tool: &str,
-        arguments: JsonObject,
-        key: &str,
-        time_limit: Duration,
-    ) -> Result<Value, RequestFailure> {
-        let _guard = self.begin_request()?;
-        let mut params = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments);
-        let mut meta = RequestMetaObject::default();
-        meta.insert(CALL_KEY.to_owned(), key.into());
-        params.meta = Some(meta);
-        let Ok(response) = timeout(time_limit, self.peer.call_tool_once(params)).await else {
-            if !self.is_responsive().await {
-                self.close_state.retired.cancel();
-            }
-            return Err(RequestFailure {
-                reason: format!("it did not answer within {} s", time_limit.as_secs()),
-                retry: RetrySafety::Never,
-            });
-        };
-        match response.map_err(|error| self.classify_error(&error))? {
-            CallToolResponse::Complete(result) => {
-                self.mark_answered();
-                Ok(raw_call_result(result))
-            }
-            _ => Err(RequestFailure {
-                reason: "it requires a person's input or a task, which a run does not support"
-                    .to_owned(),
-                retry: RetrySafety::Never,
-            }),
-        }
-    }
-
     /// The text of a result without the secrets that the server was given.
     pub fn redact_result(&self, text: String) -> String {
         self.close_state.redact_result(text)
@@ -177,8 +137,8 @@ impl McpSession {
     ///
     /// # Errors
     /// There are too many requests, or the connection takes no more of them.
-    pub fn begin_request(&self) -> Result<InFlightGuard<'_>, RequestFailure> {
-        let guard = InFlightGuard(self);
+    pub fn begin_request(self: &Arc<Self>) -> Result<InFlightGuard, RequestFailure> {
+        let guard = InFlightGuard(Arc::clone(self));
         let in_flight = self.in_flight.fetch_add(1, Ordering::AcqRel);
         if self.is_closed() {
             return Err(RequestFailure {
@@ -195,6 +155,17 @@ impl McpSession {
             });
         }
         Ok(guard)
+    }
+
+    /// The failure of a call without an answer in this time. A server that answers nothing at all retires the connection.
+    pub async fn time_out(&self, time_limit: Duration) -> RequestFailure {
+        if !self.is_responsive().await {
+            self.close_state.retired.cancel();
+        }
+        RequestFailure {
+            reason: format!("it did not answer within {} s", time_limit.as_secs()),
+            retry: RetrySafety::Never,
+        }
     }
 
     /// Whether the server answers a ping.
@@ -254,9 +225,9 @@ impl McpSession {
 }
 
 /// A request in flight.
-pub struct InFlightGuard<'l>(&'l McpSession);
+pub struct InFlightGuard(Arc<McpSession>);
 
-impl Drop for InFlightGuard<'_> {
+impl Drop for InFlightGuard {
     fn drop(&mut self) {
         self.0.touch();
         if self.0.in_flight.fetch_sub(1, Ordering::AcqRel) == 1 {
