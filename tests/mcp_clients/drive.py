@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+import urllib.request
 
 from mcp import Client, MCPError, StdioServerParameters
 from mcp.types import ElicitResult
@@ -62,13 +63,38 @@ async def approvals(target):
         assert len(forms) == 1 and "careful wants to call write_file with" in forms[0], forms
 
 
+def request(path, body=None):
+    data = json.dumps(body).encode() if body is not None else None
+    request = urllib.request.Request(SERVER + path, data, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return json.load(response)
+
+
+def questions():
+    """Servers of the official SDK ask a person, with the protocol of today and with that of 2025."""
+    run = request("/agents/asker/runs?wait=30", {"input": "go"})
+    asking = {}
+    while len(asking) < 2:
+        asking = {it["server"]: it for it in request("/inputs")["data"]}
+        assert request(f"/runs/{run['id']}")["status"] in ("running", "waiting"), request(f"/runs/{run['id']}")
+    for server, name in (("today", "Ada"), ("before", "Bob")):
+        question = asking[server]
+        assert question["question"] == "For whom?" and question["schema"]["required"] == ["name"], question
+        request(f"/runs/{run['id']}/inputs/{question['id']}", {"answer": {"name": name}})
+    # It still waits, until the answers have reached it.
+    while (run := request(f"/runs/{run['id']}?wait=30"))["status"] in ("running", "waiting"):
+        pass
+    assert run["content"] == "Done: table 3 for Ada, table 4 for Bob", run
+
+
 async def main():
+    questions()
     url = f"{SERVER}/mcp"
     for target in (url, STDIO):
         assert await calls(target, "auto") == "2026-07-28"
         assert await calls(target, "legacy") == "2025-11-25"
         await approvals(target)
-    print("mcp_clients: the Python client works over HTTP and stdio")
+    print("mcp_clients: the Python client works over HTTP and stdio, and its servers ask people")
 
 
 asyncio.run(main())

@@ -4,6 +4,7 @@ use crate::support::app::{Setup, TestApp};
 use crate::support::events::count;
 use crate::support::provider::answer::{calls, says};
 use crate::support::{eventually, within_timeout};
+use crate::tools::ask_person::answer;
 use axed::config::environment::process_environment;
 use serde_json::{Value, json};
 use std::fs;
@@ -566,6 +567,37 @@ async fn real_servers_work() {
         )
         .await;
         assert!(env.contains("temperature"), "{env}");
+        // They ask a person: with a form, and with a page that an error requires.
+        let form = "trigger-elicitation-request";
+        let page = "trigger-url-elicitation";
+        let login = json!({"url": "https://login.example/", "errorPath": true});
+        for (tool, arguments, answers) in [
+            (form, json!({}), vec![json!({"name": "Ada", "integer": 7})]),
+            (page, login, vec![json!(true), json!(true)]),
+        ] {
+            let call = calls([(format!("{server}__{tool}"), arguments)]);
+            app.provider.will("a", [call, says("done")]);
+            let id = app.start("a", "go").await.id().to_owned();
+            for (number, given) in answers.into_iter().enumerate() {
+                let question = eventually("a question", async || {
+                    let page = app.get("/inputs").await.json();
+                    let question = page["data"].get(0)?.clone();
+                    let suffix = format!(".input.{}", number + 1);
+                    let is_next = question["id"].as_str()?.ends_with(&suffix);
+                    is_next.then_some(question)
+                })
+                .await;
+                assert_eq!(question["server"], server);
+                let answered = answer(&app, &question, json!({"answer": given})).await;
+                assert_eq!(answered.status, 202, "{}", answered.text);
+            }
+            let run = app.find(&id).await.wait_for_end().await;
+            assert_eq!(run.output(), "done", "{}", app.daemon.log());
+            let last = app.provider.requests_for("a").pop().expect("a request");
+            let result = last.tool_results().remove(0);
+            let expected = if tool == form { "Ada" } else { "completed" };
+            assert!(result.contains(expected), "{server}: {tool}: {result}");
+        }
     }
     web.kill().await.expect("end node");
 }
