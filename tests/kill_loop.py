@@ -19,33 +19,74 @@ import threading, time, uuid
 SETTLE_SECONDS = 120
 # Of the events that wake runs.
 KEYS = ("1", "2", "3")
+# Speaks the protocol without a handshake, or with "pipes" the one with it. An order is paid for once a person has agreed.
 LEDGER = """
 import json, sys
+on_pipes = "pipes" in sys.argv
+waiting = {}
+
+def pay(id):
+    with open(sys.argv[1], "a") as ledger:
+        ledger.write(id + "\\n")
+
+def text(text, **more):
+    return {"content": [{"type": "text", "text": text}], **more}
+
+def order(id, answer):
+    if answer["action"] != "accept":
+        return text("not ordered", isError=True)
+    pay(id)
+    return text("ordered: " + answer["content"]["word"])
+
 for line in sys.stdin:
     request = json.loads(line)
+    if "method" not in request:
+        call, id = waiting.pop(request["id"])
+        print(json.dumps({"jsonrpc": "2.0", "id": call, "result": order(id, request["result"])}), flush=True)
+        continue
     if "id" not in request:
         continue
-    method, result = request["method"], {}
-    if method == "initialize":
-        result = {"protocolVersion": request["params"]["protocolVersion"], "capabilities": {"tools": {}},
+    method, params, result = request["method"], request.get("params") or {}, {}
+    schema = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
+    form = {"message": "Order?", "requestedSchema": schema}
+    if method == "initialize" and not on_pipes:
+        error = {"code": -32601, "message": "no handshake"}
+        print(json.dumps({"jsonrpc": "2.0", "id": request["id"], "error": error}), flush=True)
+        continue
+    elif method == "initialize":
+        result = {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}},
                   "serverInfo": {"name": "ledger", "version": "1"}}
+    elif method == "server/discover":
+        result = {"resultType": "complete", "supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}},
+                  "serverInfo": {"name": "ledger", "version": "1"}, "ttlMs": 0, "cacheScope": "private"}
     elif method == "tools/list":
         schema = {"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]}
-        result = {"tools": [{"name": "pay", "description": "Pays once.", "inputSchema": schema}]}
+        result = {"tools": [{"name": name, "description": "Pays once.", "inputSchema": schema} for name in ("pay", "order")]}
+    elif method == "tools/call" and params["name"] == "pay":
+        pay(params["arguments"]["id"])
+        result = text("paid")
+    elif method == "tools/call" and on_pipes:
+        waiting[f"q{len(waiting)}-{request['id']}"] = request["id"], params["arguments"]["id"]
+        question = {"id": f"q{len(waiting) - 1}-{request['id']}", "method": "elicitation/create", "params": form}
+        print(json.dumps({"jsonrpc": "2.0", **question}), flush=True)
+        continue
+    elif method == "tools/call" and "requestState" in params:
+        result = order(params["requestState"], params["inputResponses"]["sure"])
     elif method == "tools/call":
-        with open(sys.argv[1], "a") as ledger:
-            ledger.write(request["params"]["arguments"]["id"] + "\\n")
-        result = {"content": [{"type": "text", "text": "paid"}]}
+        requests = {"sure": {"method": "elicitation/create", "params": form}}
+        result = {"resultType": "input_required", "requestState": params["arguments"]["id"], "inputRequests": requests}
     print(json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": result}), flush=True)
 """
 CONFIG = '[providers.fake]\nkind = "openai"\nbase_url = "http://{host}:{port}"\n[runs]\nmax_running = 8\n'
 SERVER = '\n[[mcp_servers]]\nname = "ledger"\ntransport = "stdio"\ncommand = "python3"\nargs = ["{home}/ledger.py", "{home}/ledger"]\n'
+PIPES = SERVER.replace('"ledger"', '"shop"').replace('/ledger"]', '/ledger", "pipes"]')
 AGENTS = {
     "boss": 'sub_agents = ["worker", "patient"]\n',
     "worker": "",
     "careful": 'approve = ["ledger__pay"]\n',
     "curious": "[ask]\nenabled = true\n",
     "patient": "[wait]\nenabled = true\n",
+    "buyer": PIPES.replace("{home}", "."),
     "chief": 'sub_agents = ["worker"]\n[sub_agents_config]\nbackground = true\n',
 }
 
@@ -66,6 +107,8 @@ class Provider(http.server.BaseHTTPRequestHandler):
             calls += [(tool, {"id": uuid.uuid4().hex}) for tool in self.payments]
             if body["model"] == "curious":
                 calls = [("ask_person", {"question": f"{n}?"}) for n in (1, 2)]
+            if body["model"] == "buyer":
+                calls = [(f"{server}__order", {"id": uuid.uuid4().hex}) for server in ("ledger", "shop")]
             if body["model"] == "patient":
                 calls = [("sleep", {"seconds": random.randint(1, 4)}), ("wait_for", {"event": "tick", "key": random.choice(KEYS)})]
             if body["model"] == "boss":
@@ -199,7 +242,7 @@ class Client:
         choice = self.dice.random()
         runs = list(self.roots.values())
         if choice < 0.35 or not runs:
-            agent = self.dice.choice(["boss", "boss", "careful", "curious", "patient", "chief", "chief"])
+            agent = self.dice.choice(["boss", "boss", "careful", "curious", "patient", "buyer", "chief", "chief"])
             return self.start(daemon, f"/agents/{agent}/runs", {"input": f"task {uuid.uuid4().hex}"})
         run = self.dice.choice(runs[-12:])
         tree = [it["id"] for it in nodes(daemon.get(f"/runs/{run}/tree"))] if self.dice.random() < 0.4 else [run]
@@ -238,7 +281,9 @@ class Client:
             if "began_at" in question:
                 self.reconcile(daemon, question)
                 continue
-            body = {"answer": uuid.uuid4().hex} if self.dice.random() < 0.8 else {"decline": uuid.uuid4().hex}
+            word = uuid.uuid4().hex
+            answer = {"word": word} if "server" in question else word
+            body = {"answer": answer} if self.dice.random() < 0.8 else {"decline": word}
             status, answer = daemon.send("POST", f"/runs/{question['run_id']}/inputs/{question['id']}", body)
             assert status in (202, 404, 409), (status, answer)
             if status == 202:
@@ -322,7 +367,7 @@ class Check:
         for id, events in self.events.items():
             payments = {}
             for event in events:
-                if event.get("tool") != "ledger__pay":
+                if event.get("tool") not in ("ledger__pay", "ledger__order", "shop__order"):
                     continue
                 if event["type"] == "tool.started":
                     # Once for a call, also if it was started again because a person said that it had not been done.
@@ -338,16 +383,25 @@ class Check:
     def answers(self):
         accepted = dict(self.client.answers)
         for id, events in self.events.items():
-            requested = [it["input_id"] for it in events if it["type"] == "input.requested" and "begun" not in it]
+            requested = {it["input_id"]: it for it in events if it["type"] == "input.requested" and "begun" not in it}
             answered = [it for it in events if it["type"] == "input.answered" and it["input_id"] in requested]
             given = {it["input_id"]: it for it in answered}
-            assert len(set(requested)) == len(requested) and len(given) == len(answered), f"{id}: requested or answered twice"
-            results = {it["tool_call_id"]: it["result"] for it in events if it["type"] == "tool.completed"}
+            count = sum(it["type"] == "input.requested" and "begun" not in it for it in events)
+            assert len(requested) == count and len(given) == len(answered), f"{id}: requested or answered twice"
+            results = {it["tool_call_id"]: it for it in events if it["type"] == "tool.completed"}
             for question, event in given.items():
                 body = accepted.pop((id, question), None)
-                text = event.get("answer") or event["reason"]
-                assert body is None or text in body.values(), f"{id}: {event} instead of {body}"
-                assert results[question].endswith(text), f"{id}: {results[question]} is not {text}"
+                said = event.get("answer") or event["reason"]
+                assert body is None or said in body.values(), f"{id}: {event} instead of {body}"
+                asks = requested[question]
+                result = results[asks["tool_call_id"]]
+                if "server" not in asks:
+                    assert result["result"].endswith(said), f"{id}: {result} is not {said}"
+                elif asks["server"] == "ledger":
+                    # One on a connection that broke comes again.
+                    is_agreed = event["outcome"] == "answered"
+                    assert result["is_error"] != is_agreed, f"{id}: {result} after {event}"
+                    assert not is_agreed or said["word"] in result["result"] or result["result"] == "paid", f"{id}: {result}"
         assert not accepted, f"lost answers: {accepted}"
 
     def waits(self):
