@@ -10,6 +10,7 @@ mod command_processes;
 mod command_sandbox;
 mod deferred;
 mod effects;
+mod elicitation;
 mod files;
 mod http_tools;
 mod mcp;
