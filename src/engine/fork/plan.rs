@@ -363,7 +363,9 @@ impl Planner<'_> {
         let calls = run_log::load_calls(self.engine, run.id).await?;
         let begun = open.iter().filter(|open| {
             let id = &open.call.id;
-            calls.started.contains_key(id) && !calls.completed.contains(id)
+            calls.started.contains_key(id)
+                && !calls.completed.contains(id)
+                && !calls.is_suspended(&open.call)
         });
         let begun: Vec<&&OpenCall> = begun.collect();
         if begun.is_empty() {

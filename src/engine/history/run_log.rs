@@ -10,7 +10,7 @@ use crate::domain::content::Content;
 use crate::domain::context::Compaction;
 use crate::domain::event::{EventKind, ResumeCause};
 use crate::domain::input::{ArgumentsHash, InputKind};
-use crate::domain::message::{AssistantMessage, ToolResult};
+use crate::domain::message::{AssistantMessage, ToolCall, ToolResult};
 use crate::domain::run::{Run, RunId};
 use crate::domain::server_question::ServerQuestions;
 use crate::domain::usage::{CallLimit, TokenUsage};
@@ -328,6 +328,12 @@ pub async fn load_calls(engine: &Engine, run: RunId) -> Result<RecordedCalls, St
 }
 
 impl RecordedCalls {
+    /// Whether the call has ended with questions, and is not made again before they are answered.
+    pub fn is_suspended(&self, call: &ToolCall) -> bool {
+        let suspended = self.suspended.get(&call.id);
+        suspended.is_some_and(|it| !it.is_made_again)
+    }
+
     fn apply(&mut self, recorded: &RecordedEntry) {
         let time = recorded.time;
         match &recorded.entry {

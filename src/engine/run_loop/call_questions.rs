@@ -62,6 +62,13 @@ impl<'a> CallQuestions<'a> {
         while questions.is_requested(questions.count + 1) {
             questions.count += 1;
         }
+        if let Some(SuspendedCall {
+            first, required, ..
+        }) = &questions.suspended
+        {
+            let last = first - 1 + count(required);
+            questions.count = questions.count.max(last);
+        }
         questions
     }
 
@@ -74,16 +81,11 @@ impl<'a> CallQuestions<'a> {
         requested.contains_key(&self.id(number))
     }
 
-    /// Whether the call has ended with questions, and is not made again before they are answered.
-    pub fn is_suspended(&self) -> bool {
-        self.suspended.as_ref().is_some_and(|it| !it.is_made_again)
-    }
-
     /// Ends the questions of a call that an earlier process had in flight: nobody waits for their answers.
     pub async fn withdraw(&self) -> Result<(), StoreError> {
         for number in 1..=self.count {
             let id = self.id(number);
-            if self.recorded_calls.decisions.contains_key(&id) {
+            if self.recorded_calls.decisions.contains_key(&id) || !self.is_requested(number) {
                 continue;
             }
             let withdrawn = CancellationToken::new();
@@ -108,7 +110,7 @@ impl<'a> CallQuestions<'a> {
         &mut self,
         required: ServerQuestions,
     ) -> Result<Result<(), String>, StoreError> {
-        let new = u32::try_from(required.questions.len()).unwrap_or(u32::MAX);
+        let new = count(&required);
         if let Err(why) = self.count_round(new) {
             return Ok(Err(why));
         }
@@ -229,6 +231,10 @@ impl<'a> CallQuestions<'a> {
         let asking = question::ask(self.context, self.recorded_calls, self.turn, request);
         Box::pin(asking).await
     }
+}
+
+fn count(required: &ServerQuestions) -> u32 {
+    u32::try_from(required.questions.len()).unwrap_or(u32::MAX)
 }
 
 /// Records that a call is begun again. A process that resumes the run finds that its end is not known.

@@ -76,9 +76,12 @@ impl BatchContext {
         self.recorded_calls.started.contains_key(&call.id)
     }
 
-    /// Whether an earlier process may have executed a part of this call. If the start in the record is one whose answer this process
-    /// did not get, the call has not begun; a later start is that of another node.
+    /// Whether an earlier process may have executed a part of this call whose end is not known. If the start in the record is one whose
+    /// answer this process did not get, the call has not begun; a later start is that of another node.
     fn may_have_begun(&self, call: &ToolCall) -> bool {
+        if self.recorded_calls.is_suspended(call) {
+            return false;
+        }
         let Some(started_at) = self.recorded_calls.started.get(&call.id) else {
             return false;
         };
@@ -639,13 +642,15 @@ async fn perform(
         ..
     } = batch;
     let mut questions = CallQuestions::new(context, recorded_calls, batch.turn, call);
-    let is_suspended = is_performed && questions.is_suspended();
-    let has_begun =
-        is_performed && !is_suspended && may_have_begun && effect.is_some_and(Effect::is_own);
-    let mut unknown = has_begun.then(|| "the daemon stopped during the call".to_owned());
-    if has_begun {
+    if is_performed && may_have_begun {
         questions.withdraw().await?;
-    } else if !is_suspended && let Some(why) = exhausted_attempts(batch, call, effect) {
+    }
+    let has_begun = is_performed && may_have_begun && effect.is_some_and(Effect::is_own);
+    let mut unknown = has_begun.then(|| "the daemon stopped during the call".to_owned());
+    if !has_begun
+        && !recorded_calls.is_suspended(call)
+        && let Some(why) = exhausted_attempts(batch, call, effect)
+    {
         return Ok(Some(ToolOutcome::Interrupted(why)));
     }
     loop {
@@ -726,16 +731,27 @@ async fn settle(
     let run = &batch.context.run;
     let failed = |why| Ok(Settled::Ended(Some(ToolOutcome::Finished(Err(why)))));
     let interrupted = |why| Ok(Settled::Ended(Some(ToolOutcome::Interrupted(why))));
-    let probed = match limits::within_deadline(run, probe(batch, call)).await {
-        Ok(probed) => probed,
-        Err(error) => return interrupted(failures::interruption_message(run, &error)),
+    // Then nothing is sent before the answer, however often the daemon is started again.
+    let question = reconcile::question_id(&call.id, attempts.starts);
+    let is_with_person = batch
+        .recorded_calls
+        .inputs_requested
+        .contains_key(&question);
+    let probed = match is_with_person {
+        true => Probed::Unknown,
+        false => match limits::within_deadline(run, probe(batch, call)).await {
+            Ok(probed) => probed,
+            Err(error) => return interrupted(failures::interruption_message(run, &error)),
+        },
     };
     let may_be_sent = match probed {
         Probed::Done(output) => {
             return Ok(Settled::Ended(Some(ToolOutcome::Finished(Ok(output)))));
         }
         Probed::NotDone => true,
-        Probed::Unknown => matches!(effect, Some(Effect::ReadOnly | Effect::Keyed)),
+        Probed::Unknown => {
+            !is_with_person && matches!(effect, Some(Effect::ReadOnly | Effect::Keyed))
+        }
     };
     if may_be_sent && attempts.is_of_earlier_process {
         return match exhausted_attempts(batch, call, effect) {
