@@ -17,6 +17,8 @@ pub struct CloseState {
     pub stop: CancellationToken,
     /// Takes no more calls; calls in flight may finish.
     pub retired: CancellationToken,
+    /// The transport has ended.
+    pub lost: CancellationToken,
     pub reason: CloseReason,
     pub secrets: Secrets,
     /// Access tokens, which change while the connection is open.

@@ -1,7 +1,7 @@
 //! The connection to one server. It is opened on first use, reopened after it broke, and closed when idle. One task
 //! drives it while it is open.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -26,6 +26,8 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 /// A connection that was open this long counts as good, even if it answered no call.
 const STABLE_AFTER: Duration = Duration::from_secs(60);
+/// The most connections beside the last one, so that calls are not on one together.
+const MAX_RETIRED: u32 = 64;
 /// The first wait before a failed server is tried again. It doubles with each failure.
 const INITIAL_BACKOFF: Duration = Duration::from_millis(250);
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
@@ -53,6 +55,10 @@ pub struct Connection {
     opening: Opening,
     /// Failures in a row.
     failures: AtomicU32,
+    /// Whether the server asks people without saying for which call.
+    asks_unnamed: Arc<AtomicBool>,
+    /// Connections that take no more calls and wait for their last ones.
+    retired: AtomicU32,
     /// The last list, and where it came from.
     cached_list: Mutex<Option<(ListVersion, Arc<ToolList>)>>,
 }
@@ -97,6 +103,8 @@ impl Connection {
             status: watch::Sender::new(Status::Closed),
             opening: Opening::default(),
             failures: AtomicU32::new(0),
+            asks_unnamed: Arc::default(),
+            retired: AtomicU32::new(0),
             cached_list: Mutex::default(),
         }
     }
@@ -232,6 +240,12 @@ impl Connection {
         }
     }
 
+    /// Whether no call is made on a connection with another call, because the server does not say which one a question is about.
+    pub fn separates_calls(&self) -> bool {
+        self.asks_unnamed.load(Ordering::Relaxed)
+            && self.retired.load(Ordering::Relaxed) < MAX_RETIRED
+    }
+
     pub fn count_call(&self, is_error: bool) {
         self.shared.calls.with(&self.name, |counters| {
             counters.calls.increment();
@@ -289,7 +303,7 @@ impl Connection {
         let opened = tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            opened = open::open(name, &self.transport, &self.shared.environment, &self.shared.token_sources, &self.opening) => opened,
+            opened = open::open(name, &self.transport, &self.shared.environment, &self.shared.token_sources, &self.opening, &self.asks_unnamed) => opened,
         };
         let OpenConnection {
             session,
@@ -327,6 +341,7 @@ impl Connection {
         }
         // From here on the status belongs to the next task, which a new call may start.
         drop(close_guard);
+        self.retired.fetch_add(1, Ordering::Relaxed);
         // A server that failed one call may still answer others.
         tokio::select! {
             biased;
@@ -334,6 +349,7 @@ impl Connection {
             _ = driver.wait_closed() => {}
             () = session.wait_idle() => {}
         }
+        self.retired.fetch_sub(1, Ordering::Relaxed);
         driver.close().await;
         tracing::info!("Closed the connection to MCP server {name}");
     }

@@ -13,6 +13,7 @@ use crate::tools::mcp::session::McpSession;
 
 /// The most questions of one result.
 const MAX_QUESTIONS: usize = 8;
+const MAX_KEY_BYTES: usize = 200;
 const MAX_STATE_BYTES: usize = 64 << 10;
 
 /// Who asks, and for which key.
@@ -52,6 +53,11 @@ impl Asker<'_> {
         }
         let mut questions = Vec::with_capacity(requests.len());
         for (key, request) in requests {
+            if key.len() > MAX_KEY_BYTES {
+                return Err(format!(
+                    "a name of its questions has more than {MAX_KEY_BYTES} bytes"
+                ));
+            }
             let method = text(request, "method").unwrap_or_default();
             if method != "elicitation/create" {
                 let method = shorten(method, 100);
@@ -63,6 +69,19 @@ impl Asker<'_> {
             questions.push(self.question(key, params).await?);
         }
         Ok(Some(ServerQuestions { state, questions }))
+    }
+
+    /// The value without the server's secrets in its texts.
+    fn redact(&self, value: Value) -> Value {
+        match value {
+            Value::String(text) => Value::String(self.session.redact_result(text)),
+            Value::Array(values) => values.into_iter().map(|it| self.redact(it)).collect(),
+            Value::Object(fields) => {
+                let fields = fields.into_iter();
+                fields.map(|(key, it)| (key, self.redact(it))).collect()
+            }
+            other => other,
+        }
     }
 
     /// The question of a request.
@@ -96,7 +115,7 @@ impl Asker<'_> {
                 "its question has more than {MAX_QUESTION_BYTES} bytes"
             ));
         }
-        let Value::Object(schema) = schema else {
+        let Value::Object(schema) = self.redact(schema) else {
             return Err("the schema of its question is no object".to_owned());
         };
         let schema = checked_schema(&schema, self.owner).await;
@@ -114,6 +133,7 @@ impl Asker<'_> {
 pub fn response(question: &ServerQuestion, answer: &AnswerToQuestion) -> Value {
     match answer {
         AnswerToQuestion::Answered(_) if question.is_page => json!({"action": "accept"}),
+        AnswerToQuestion::TimedOut { .. } if question.is_page => json!({"action": "cancel"}),
         AnswerToQuestion::Answered(content)
         | AnswerToQuestion::TimedOut {
             default: Some(content),

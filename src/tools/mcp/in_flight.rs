@@ -38,7 +38,7 @@ pub enum Progress {
 }
 
 impl InFlightCall {
-    /// Sends a call with this key.
+    /// Sends a call with this key; `None` if it has to be `alone` on the connection and is not.
     ///
     /// # Errors
     /// The connection takes no more calls.
@@ -47,18 +47,22 @@ impl InFlightCall {
         params: CallToolRequestParams,
         key: &str,
         time_limit: Duration,
-    ) -> Result<Self, RequestFailure> {
+        alone: bool,
+    ) -> Result<Option<Self>, RequestFailure> {
         let guard = session.begin_request()?;
+        let Some(questions) = session.questions.register(key, alone) else {
+            return Ok(None);
+        };
         let peer = session.peer.clone();
-        Ok(Self {
-            questions: session.questions.register(key),
+        Ok(Some(Self {
+            questions,
             response: Box::pin(async move { peer.call_tool_once(params).await }),
             session,
             ended: None,
             time_limit,
             time_left: time_limit,
             _guard: guard,
-        })
+        }))
     }
 
     /// Waits for the result or a question.

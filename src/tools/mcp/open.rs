@@ -1,6 +1,6 @@
 //! Opens a connection to a server: starts its process or its HTTP client, and performs the protocol's handshake.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rmcp::model::{
@@ -9,8 +9,8 @@ use rmcp::model::{
     UrlElicitationCapability,
 };
 use rmcp::service::{
-    ClientInitializeError, NotificationContext, RequestContext, RunningService,
-    serve_client_with_lifecycle_and_ct,
+    ClientInitializeError, NotificationContext, RequestContext, RunningService, RxJsonRpcMessage,
+    TxJsonRpcMessage, serve_client_with_lifecycle_and_ct,
 };
 use rmcp::transport::Transport;
 use rmcp::{ClientHandler, ClientLifecycleMode, RoleClient};
@@ -47,6 +47,7 @@ pub async fn open(
     environment: &Environment,
     token_sources: &TokenSources,
     opening: &Opening,
+    asks_unnamed: &Arc<AtomicBool>,
 ) -> Result<OpenConnection, OpenError> {
     let deadline = Instant::now() + MAX_OPEN_TIMEOUT;
     let (templates, tokens) = match transport {
@@ -71,6 +72,7 @@ pub async fn open(
         environment,
         tokens,
         opening,
+        asks_unnamed,
     };
     let opened = server.try_open(initialize, deadline).await;
     if opened.is_err() {
@@ -143,6 +145,8 @@ struct Server<'o> {
     environment: &'o Environment,
     tokens: Option<&'o Arc<TokenSource>>,
     opening: &'o Opening,
+    /// Whether the server asks without saying for which call.
+    asks_unnamed: &'o Arc<AtomicBool>,
 }
 
 impl Server<'_> {
@@ -154,15 +158,17 @@ impl Server<'_> {
         let (name, environment, tokens) = (self.name, self.environment, self.tokens);
         let mut close_state = CloseState::default();
         let list_changes = Arc::new(AtomicU64::new(0));
-        let questions = Arc::new(OpenQuestions::default());
+        let questions = Arc::new(OpenQuestions::new(Arc::clone(self.asks_unnamed)));
         let handshake = Handshake {
             handler: Handler {
                 list_changes: Arc::clone(&list_changes),
                 questions: Arc::clone(&questions),
+                lost: close_state.lost.clone(),
             },
             mode,
             deadline,
             stop: close_state.stop.clone(),
+            lost: close_state.lost.clone(),
         };
         let mut stderr_task = StderrTask::default();
         let opened = match self.transport {
@@ -244,6 +250,7 @@ struct Handshake {
     mode: ClientLifecycleMode,
     deadline: Instant,
     stop: CancellationToken,
+    lost: CancellationToken,
 }
 
 impl Handshake {
@@ -251,12 +258,45 @@ impl Handshake {
         self,
         transport: T,
     ) -> Result<McpService, HandshakeError> {
+        let transport = ReportingTransport {
+            transport,
+            lost: self.lost,
+        };
         let serving =
             serve_client_with_lifecycle_and_ct(self.handler, transport, self.mode, self.stop);
         match timeout_at(self.deadline, serving).await {
             Ok(service) => service.map_err(|error| HandshakeError::Failed(Box::new(error))),
             Err(_) => Err(HandshakeError::TimedOut),
         }
+    }
+}
+
+/// Tells when the transport has ended: the SDK goes on for a while then, for requests of the server that are not answered.
+struct ReportingTransport<T> {
+    transport: T,
+    lost: CancellationToken,
+}
+
+impl<T: Transport<RoleClient>> Transport<RoleClient> for ReportingTransport<T> {
+    type Error = T::Error;
+
+    fn send(
+        &mut self,
+        message: TxJsonRpcMessage<RoleClient>,
+    ) -> impl Future<Output = Result<(), T::Error>> + Send + 'static {
+        self.transport.send(message)
+    }
+
+    async fn receive(&mut self) -> Option<RxJsonRpcMessage<RoleClient>> {
+        let message = self.transport.receive().await;
+        if message.is_none() {
+            self.lost.cancel();
+        }
+        message
+    }
+
+    async fn close(&mut self) -> Result<(), T::Error> {
+        self.transport.close().await
     }
 }
 
@@ -310,6 +350,8 @@ fn describe_init_error(error: &ClientInitializeError) -> String {
 struct Handler {
     list_changes: Arc<AtomicU64>,
     questions: Arc<OpenQuestions>,
+    /// The transport has ended.
+    lost: CancellationToken,
 }
 
 impl ClientHandler for Handler {
@@ -338,7 +380,9 @@ impl ClientHandler for Handler {
             return Err(ErrorData::new(code, request.method, None));
         }
         let params = request.params.unwrap_or_default();
-        let answer = self.questions.ask(params, context.ct).await;
-        answer.map(CustomResult)
+        tokio::select! {
+            answer = self.questions.ask(params, context.ct) => answer.map(CustomResult),
+            () = self.lost.cancelled() => Err(ErrorData::internal_error("disconnected", None)),
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! What a server asks persons in requests of its own, while calls are in flight on its connection.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rmcp::model::ErrorData;
@@ -12,15 +13,15 @@ use crate::tools::mcp::message::ASKING_CALL;
 
 /// Questions that a call has not looked at.
 const MAX_UNSEEN: usize = 8;
+/// The longest parameters of a question.
+const MAX_PARAMS_BYTES: usize = 32 << 10;
 
 /// The calls in flight of one connection, which get its server's questions.
 #[derive(Default)]
-pub struct OpenQuestions(Mutex<HashMap<String, CallState>>);
-
-struct CallState {
-    questions: mpsc::Sender<OpenQuestion>,
-    /// Questions that are not answered.
-    open: usize,
+pub struct OpenQuestions {
+    calls: Mutex<HashMap<String, mpsc::Sender<OpenQuestion>>>,
+    /// Whether the server asks on this connection without saying for which call. Shared with its later connections.
+    are_unnamed: Arc<AtomicBool>,
 }
 
 /// A request of the server that waits for its answer.
@@ -42,64 +43,79 @@ impl OpenQuestion {
 }
 
 impl OpenQuestions {
-    /// Registers the call with this key until the registration is dropped.
-    pub fn register(self: &Arc<Self>, key: &str) -> Registration {
-        let (questions, received) = mpsc::channel(MAX_UNSEEN);
-        let state = CallState { questions, open: 0 };
-        self.lock().insert(key.to_owned(), state);
-        Registration {
+    pub fn new(are_unnamed: Arc<AtomicBool>) -> Self {
+        Self {
+            are_unnamed,
+            ..Self::default()
+        }
+    }
+
+    /// Registers the call with this key until the registration is dropped; `None` if it has to be alone and is not.
+    pub fn register(self: &Arc<Self>, key: &str, alone: bool) -> Option<Registration> {
+        let (sender, received) = mpsc::channel(MAX_UNSEEN);
+        let mut calls = self.lock();
+        if alone && !calls.is_empty() {
+            return None;
+        }
+        calls.insert(key.to_owned(), sender.clone());
+        Some(Registration {
             calls: Arc::clone(self),
             key: key.to_owned(),
+            sender,
             received,
-        }
+        })
     }
 
     /// Waits for the answer to a question.
     ///
     /// # Errors
-    /// No call can be found that it is about, that call has too many questions, or it cannot be shown.
+    /// It is not known which call it is about, that call has too many questions, or it cannot be shown.
     pub async fn ask(
         &self,
         params: Value,
         withdrawn: CancellationToken,
     ) -> Result<Value, ErrorData> {
         let (reply, answer) = oneshot::channel();
-        let question = OpenQuestion {
+        self.deliver(OpenQuestion {
             params,
             reply,
-            withdrawn,
-        };
-        let key = self.deliver(question)?;
-        let answer = answer.await;
-        if let Some(call) = self.lock().get_mut(&key) {
-            call.open = call.open.saturating_sub(1);
+            withdrawn: withdrawn.clone(),
+        })?;
+        let cancelled = || Ok(json!({"action": "cancel"}));
+        tokio::select! {
+            // Otherwise the call has ended without an answer.
+            answer = answer => answer.unwrap_or_else(|_| cancelled()),
+            () = withdrawn.cancelled() => cancelled(),
         }
-        // The call has ended without an answer.
-        answer.unwrap_or_else(|_| Ok(json!({"action": "cancel"})))
     }
 
-    /// Gives a question to its call: the one on whose stream it came, else the only one that does not wait for an answer already.
-    fn deliver(&self, question: OpenQuestion) -> Result<String, ErrorData> {
-        let mut calls = self.lock();
+    /// Gives a question to its call: the one on whose stream it came, else the only one in flight.
+    fn deliver(&self, question: OpenQuestion) -> Result<(), ErrorData> {
+        let refused = |why: String| Err(ErrorData::invalid_request(why, None));
+        if question.params.to_string().len() > MAX_PARAMS_BYTES {
+            return refused(format!("a question may have {MAX_PARAMS_BYTES} bytes"));
+        }
+        let calls = self.lock();
         let named = question.params.get(ASKING_CALL).and_then(Value::as_str);
-        let mut candidates = calls.iter_mut().filter(|(key, call)| match named {
-            Some(named) => *key == named,
-            None => call.open == 0,
-        });
-        let (Some((key, call)), None) = (candidates.next(), candidates.next()) else {
-            let why = "it is not known which of the calls in progress the question is about";
-            return Err(ErrorData::invalid_request(why, None));
+        let call = match named {
+            Some(named) => calls.get(named),
+            None => {
+                self.are_unnamed.store(true, Ordering::Relaxed);
+                calls.values().next().filter(|_| calls.len() == 1)
+            }
         };
-        if call.questions.try_send(question).is_err() {
-            let why = format!("the call has {MAX_UNSEEN} questions that wait");
-            return Err(ErrorData::invalid_request(why, None));
+        let Some(call) = call else {
+            let why = "it is not known which of the calls in progress the question is about";
+            return refused(why.to_owned());
+        };
+        match call.try_send(question) {
+            Ok(()) => Ok(()),
+            Err(_) => refused(format!("the call has {MAX_UNSEEN} questions that wait")),
         }
-        call.open += 1;
-        Ok(key.clone())
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, CallState>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, mpsc::Sender<OpenQuestion>>> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -107,6 +123,7 @@ impl OpenQuestions {
 pub struct Registration {
     calls: Arc<OpenQuestions>,
     key: String,
+    sender: mpsc::Sender<OpenQuestion>,
     received: mpsc::Receiver<OpenQuestion>,
 }
 
@@ -115,7 +132,7 @@ impl Registration {
     pub async fn next(&mut self) -> OpenQuestion {
         match self.received.recv().await {
             Some(question) => question,
-            // The call's key was registered again.
+            // Cannot be: a sender is kept.
             None => std::future::pending().await,
         }
     }
@@ -123,6 +140,12 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        self.calls.lock().remove(&self.key);
+        let mut calls = self.calls.lock();
+        if calls
+            .get(&self.key)
+            .is_some_and(|it| it.same_channel(&self.sender))
+        {
+            calls.remove(&self.key);
+        }
     }
 }

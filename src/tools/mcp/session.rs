@@ -63,12 +63,20 @@ impl McpSession {
     /// Whether the connection takes no more calls.
     pub fn is_closed(&self) -> bool {
         let end = &self.close_state;
-        end.stop.is_cancelled() || end.retired.is_cancelled() || self.peer.is_transport_closed()
+        end.stop.is_cancelled()
+            || end.retired.is_cancelled()
+            || end.lost.is_cancelled()
+            || self.peer.is_transport_closed()
     }
 
     /// Resolves when the server failed and the next call needs a new connection.
     pub async fn wait_retired(&self) {
         self.close_state.retired.cancelled().await;
+    }
+
+    /// Takes no more calls; those in flight may finish.
+    pub fn retire(&self) {
+        self.close_state.retired.cancel();
     }
 
     /// Resolves when no call is in flight.

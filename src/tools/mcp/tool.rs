@@ -26,6 +26,9 @@ use crate::tools::{
     ToolOutput,
 };
 
+/// Questions that are refused, after which a call is given up.
+const MAX_REFUSED: u32 = 64;
+
 #[derive(Clone)]
 pub struct McpTool {
     definition: Arc<ToolDefinition>,
@@ -107,9 +110,21 @@ impl McpTool {
         key: &str,
         owner: Option<&str>,
     ) -> Result<CallStep, RequestError> {
-        let session = self.connection.session(self.open_timeout).await?;
-        let call = InFlightCall::begin(session, params, key, self.timeout)?;
-        self.advance(call, owner).await
+        loop {
+            let session = self.connection.session(self.open_timeout).await?;
+            let alone = self.connection.separates_calls();
+            let begun = InFlightCall::begin(
+                Arc::clone(&session),
+                params.clone(),
+                key,
+                self.timeout,
+                alone,
+            )?;
+            match begun {
+                Some(call) => return self.advance(call, owner).await,
+                None => session.retire(),
+            }
+        }
     }
 
     /// Waits for the result, or for what the server asks.
@@ -124,6 +139,7 @@ impl McpTool {
             session: &session,
             owner,
         };
+        let mut refused = 0;
         loop {
             let result = match call.advance().await {
                 Progress::Ended(result) => result?,
@@ -138,16 +154,18 @@ impl McpTool {
                         };
                         return Ok(CallStep::Asks(AskingCall::Open(question, Box::new(open))));
                     }
-                    Err(why) => {
+                    Err(why) if refused < MAX_REFUSED => {
                         request.refuse(why);
+                        refused += 1;
                         continue;
                     }
+                    Err(why) => return Ok(CallStep::Ended(Err(self.no_result(&why)))),
                 },
             };
             return Ok(match asker.required(&result).await {
                 Ok(Some(questions)) => CallStep::Asks(AskingCall::Ended(questions)),
                 Ok(None) => CallStep::Ended(read_result(&session, &result)),
-                Err(why) => CallStep::Ended(Err(self.no_result(&why))),
+                Err(why) => CallStep::Ended(Err(self.no_result(&session.redact_result(why)))),
             });
         }
     }
@@ -157,8 +175,8 @@ impl McpTool {
         format!("MCP server \"{server}\" gave no result for the call: {why}")
     }
 
-    /// The step of an attempt, which is counted if it ended the call.
-    fn finish(&self, step: Result<CallStep, RequestError>) -> CallStep {
+    /// The step of an attempt, which is counted if it ended the call. `was_repeated` if a call that only reads was.
+    fn finish(&self, step: Result<CallStep, RequestError>, was_repeated: bool) -> CallStep {
         let result = match step {
             Ok(CallStep::Asks(asking)) => return CallStep::Asks(asking),
             Ok(CallStep::Ended(result)) => {
@@ -168,8 +186,8 @@ impl McpTool {
             Err(RequestError::Unavailable(error)) => Err(error.to_string()),
             Err(RequestError::Failed(failure)) => {
                 let why = self.no_result(&failure.reason);
-                let may_be_repeated = self.definition.effect == Effect::ReadOnly;
-                match failure.retry == RetrySafety::EndUnknown && !may_be_repeated {
+                let has_failed = was_repeated && self.definition.effect == Effect::ReadOnly;
+                match failure.retry == RetrySafety::EndUnknown && !has_failed {
                     true => Ok(ToolOutput::end_unknown(why)),
                     false => Err(why),
                 }
@@ -218,13 +236,19 @@ impl OpenCall for OpenMcpCall {
 
     fn resume(self: Box<Self>, answer: Option<AnswerToQuestion>) -> BoxFuture<'static, CallStep> {
         Box::pin(async move {
-            let Self { tool, call, .. } = *self;
-            if let Some(answer) = answer {
-                let answer = elicitation::response(&self.question, &answer);
-                self.request.answer(answer);
+            let Self {
+                tool,
+                call,
+                request,
+                question,
+                owner,
+            } = *self;
+            match answer {
+                Some(answer) => request.answer(elicitation::response(&question, &answer)),
+                None => drop(request),
             }
-            let step = tool.advance(call, self.owner.as_deref()).await;
-            tool.finish(step)
+            let step = tool.advance(call, owner.as_deref()).await;
+            tool.finish(step, false)
         })
     }
 }
@@ -261,6 +285,9 @@ impl Tool for McpTool {
         context: CallContext<'a>,
         answered: Option<&'a AnsweredQuestions>,
     ) -> BoxFuture<'a, CallStep> {
-        Box::pin(async move { self.finish(self.call_with_retry(call, context, answered).await) })
+        Box::pin(async move {
+            let step = self.call_with_retry(call, context, answered).await;
+            self.finish(step, true)
+        })
     }
 }

@@ -207,6 +207,29 @@ async fn a_question_ends_with_the_servers_wait() {
 }
 
 #[tokio::test]
+async fn calls_at_once_on_pipes_do_not_get_each_others_questions() {
+    let app = on_pipes("", "").spawn().await;
+    app.provider.will("a", [uses("book")]);
+    app.start("a", "go").await;
+    questions(&app, 1).await;
+    for _ in 0..2 {
+        app.provider.will("a", [uses("book")]);
+        app.start("a", "go").await;
+    }
+    let open = questions(&app, 3).await;
+    app.provider
+        .will("a", [says("done"), says("done"), says("done")]);
+    for question in open.iter().rev() {
+        let name = question["run_id"].as_str().expect("an id");
+        let name = &name[name.len() - 9..];
+        let id = question["run_id"].as_str().expect("an id");
+        let given = json!({"answer": {"name": name}});
+        let (text, _) = answered(&app, id, question, given).await;
+        assert!(text.contains(name), "{text}");
+    }
+}
+
+#[tokio::test]
 async fn what_cannot_be_asked_is_refused() {
     let app = on_pipes("", "").spawn().await;
     for (tool, why) in [("odd", "the form of its question"), ("sample", "-32601")] {
@@ -450,6 +473,9 @@ async fn a_server_may_ask_again_and_a_crash_after_the_answers_needs_a_person_who
         })
         .await;
         seen.push(question["id"].clone());
+        if seen.len() % 2 == 1 {
+            app.crash_and_restart().await;
+        }
         answer(&app, &question, json!({"answer": {"name": "Ada"}})).await;
     }
     let run = app.find(&id).await.wait_for_end().await;

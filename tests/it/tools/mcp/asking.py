@@ -6,7 +6,6 @@ FORM = {"type": "object", "properties": {"name": {"type": "string", "maxLength":
 TOOLS = ["book", "twice", "page", "pages", "leave", "withdraw", "odd", "sample"]
 waiting = {}
 count = 0
-has_opened = False
 
 
 def note(name, text):
@@ -39,15 +38,14 @@ def page(id):
 
 
 def call(id, name):
-    global has_opened
     if name == "book":
         ask(id, form("For whom? " + os.environ["TOKEN"]))
     elif name == "twice":
         ask(id, form("For whom?"), then=form("And who pays?"))
     elif name == "page":
         ask(id, page("e1"))
-    elif name == "pages" and not has_opened:
-        has_opened = True
+    elif name == "pages" and not os.path.exists(os.path.join(HOME, "opened")):
+        note("opened", "once")
         send({"id": id, "error": {"code": -32042, "message": "log in", "data": {"elicitations": [page("e2")]}}})
     elif name == "leave":
         ask(id, form("For whom?"))
