@@ -201,14 +201,21 @@ impl EventLines {
                 (None, format!("{decision}{}", reason.unwrap_or_default()))
             }
             EventKind::InputRequested {
-                question, options, ..
+                question,
+                options,
+                server,
+                ..
             } => {
                 let options = match options.is_empty() {
                     true => String::new(),
                     false => format!(" ({})", options.join(" / ")),
                 };
                 let question = sanitize_line(&format!("{question}{options}"));
-                yellow(format!("asks: {question}"))
+                let asks = match server {
+                    Some(server) => format!("its server {} asks", sanitize_line(server)),
+                    None => "asks".to_owned(),
+                };
+                yellow(format!("{asks}: {question}"))
             }
             EventKind::InputAnswered {
                 outcome,

@@ -99,6 +99,14 @@ pub struct Question {
 }
 
 impl Question {
+    /// Who asks, for people: the agent of the run, or a server of it.
+    pub fn asker(&self, agent: &str) -> String {
+        match &self.server {
+            Some(server) => format!("{server} of {agent}"),
+            None => agent.to_owned(),
+        }
+    }
+
     /// The schema as JSON; null if there is none.
     pub fn schema_json(&self) -> Value {
         let schema = self.schema.as_deref();

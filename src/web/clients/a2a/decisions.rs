@@ -103,7 +103,11 @@ fn questions_text(questions: &[(&PendingInput, &Question)]) -> String {
             true => String::new(),
             false => format!(" ({})", question.options.join(" / ")),
         };
-        format!("{} asks: {}{options}", input.agent, question.text)
+        format!(
+            "{} asks: {}{options}",
+            question.asker(&input.agent),
+            question.text
+        )
     });
     let texts = texts.collect::<Vec<_>>().join("\n");
     match questions {

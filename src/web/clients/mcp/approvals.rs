@@ -155,7 +155,11 @@ fn question_form(input: &PendingInput, question: &Question) -> (Value, FormAnswe
         true => String::new(),
         false => format!(" ({})", question.options.join(" / ")),
     };
-    let message = format!("{} asks: {}{options}", input.agent, question.text);
+    let message = format!(
+        "{} asks: {}{options}",
+        question.asker(&input.agent),
+        question.text
+    );
     let form = |schema: Value| {
         json!({
             "method": "elicitation/create",
