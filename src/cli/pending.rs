@@ -116,12 +116,31 @@ impl PendingQuestion {
     /// Who asks what, on one line.
     pub fn line(&self) -> String {
         let text = |name: &str| sanitize_line(self.json[name].as_str().unwrap_or_default());
-        format!("{} asks: {}", text("agent"), text("question"))
+        let asker = match text("server") {
+            server if server.is_empty() => text("agent"),
+            server => format!("{server} of {}", text("agent")),
+        };
+        format!("{asker} asks: {}", text("question"))
+    }
+
+    /// Whether it is about a call whose end is not known.
+    pub fn is_about_call(&self) -> bool {
+        self.json["began_at"].is_string()
     }
 
     /// The question with what helps to answer it.
     pub fn text(&self) -> String {
         let mut text = self.line();
+        if self.is_about_call() {
+            let arguments = escape_json(&self.json["arguments"].to_string());
+            let began_at = self.json["began_at"].as_str().unwrap_or_default();
+            text += &format!(
+                "\n  the call began at {} with {}\n  answer with --outcome done, not_done or unknown",
+                sanitize_line(began_at),
+                sanitize_line(&arguments)
+            );
+            return text;
+        }
         for option in self.json["options"].as_array().into_iter().flatten() {
             text += &format!(
                 "\n  - {}",
@@ -139,6 +158,7 @@ impl PendingQuestion {
     pub fn answer_command(&self, server: &str) -> String {
         let id = shell_quoted(&sanitize_line(&self.id));
         let answer = match self.has_json_answer() {
+            _ if self.is_about_call() => "--outcome OUTCOME",
             true => "--value JSON",
             false => "TEXT",
         };

@@ -69,12 +69,18 @@ pub async fn answer(args: &Answer) -> anyhow::Result<()> {
             false => Ok(()),
         };
     };
+    let named = |id: &String| pending.iter().find(|it| it.id == *id);
+    let question = args.input.as_ref().map_or_else(|| pending.first(), named);
+    if args.outcome.is_some() && question.is_some_and(|it| !it.is_about_call()) {
+        let why = "--outcome is for a call whose end is not known; answer this question with TEXT or --value";
+        return Err(InvalidInput(why.to_owned()).into());
+    }
     let (run, input) = match (&args.input, pending.as_slice()) {
-        (Some(named), _) => {
-            let found = pending.iter().find(|it| it.id == *named);
+        (Some(id_of_question), _) => {
+            let found = named(id_of_question);
             // If it does not wait, the daemon explains why it cannot be answered.
             let run = found.map_or(id, |it| it.run_id.to_string());
-            (run, named.clone())
+            (run, id_of_question.clone())
         }
         (None, [only]) => (only.run_id.to_string(), only.id.clone()),
         (None, []) => return Err(nothing_waits(&id, run)?.into()),
