@@ -172,10 +172,11 @@ const PENDING_INPUTS: &str = concat!(
      ORDER BY a.run, a.seq LIMIT 100) c) END AS pending_inputs"
 );
 
-/// The wait for a time or an event of a waiting run, of a root that of one of its tree, as JSON.
+/// The wait for an event or a time of a waiting run, of a root that of one of its tree, as JSON. An event comes first, as in
+/// [`WaitingFor`](crate::domain::waiting_for::WaitingFor).
 const WORLD_WAIT: &str = "CASE WHEN r.status = 'waiting' THEN (SELECT {CAST(a.request AS text)|a.request} FROM inputs a \
      WHERE a.root = r.root AND (r.parent IS NULL OR a.run = r.id) AND a.kind IN ('sleep', 'event') \
-     ORDER BY a.run, a.seq LIMIT 1) END AS world_wait";
+     ORDER BY a.kind, a.run, a.seq LIMIT 1) END AS world_wait";
 
 /// Leaves out trees that are being deleted, in `runs AS r`.
 const NOT_DELETED: &str = "NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = r.root)";

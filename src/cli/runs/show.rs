@@ -7,7 +7,7 @@ use crate::cli::age::{ago, seconds};
 use crate::cli::client::TreeNode;
 use crate::cli::output::{self, FormatArgs};
 use crate::cli::pending::{PendingCall, PendingQuestion};
-use crate::cli::runs::view::{RunDetails, UNKNOWN_RUN_FORMAT, explain_wait, parse_run};
+use crate::cli::runs::view::{RunDetails, UNKNOWN_RUN_FORMAT, parse_run};
 use crate::cli::server::DaemonArgs;
 use crate::cli::style::{Color, Styled, status_color};
 use crate::cli::tree::{self, Details};
@@ -76,7 +76,8 @@ fn print_wait(
     }) else {
         return Ok(());
     };
-    line("waits", explain_wait(waiting_for), Some(Color::Yellow))?;
+    let waits = run.explain_wait(waiting_for);
+    line("waits", &waits, Some(Color::Yellow))?;
     let now = Timestamp::now();
     for call in pending {
         let (agent, age) = (&call.agent, ago(call.requested_at, now));
@@ -88,7 +89,10 @@ fn print_wait(
         line("", &call.approve_command(server), None)?;
     }
     for question in questions {
-        line("question", &question.line(), None)?;
+        for (number, text) in question.text().lines().enumerate() {
+            let key = if number == 0 { "question" } else { "" };
+            line(key, text, None)?;
+        }
         line("", &question.answer_command(server), None)?;
     }
     if waiting_for == WaitingFor::Resume {

@@ -13,6 +13,7 @@ use crate::domain::failure::Failure;
 use crate::domain::run::{RunId, Status};
 use crate::domain::terminal_text::escape_json;
 use crate::domain::waiting_for::WaitingFor;
+use crate::domain::world_event::WaitedEvent;
 
 #[derive(Deserialize)]
 pub struct RunDetails {
@@ -36,8 +37,18 @@ pub struct RunDetails {
     pub error: Option<Failure>,
     pub waiting_for: Option<WaitingFor>,
     #[serde(default)]
+    pub wait: Option<WaitDetails>,
+    #[serde(default)]
     pub pending_approvals: Vec<WaitingCall>,
     pub tree: TreeUsage,
+}
+
+/// What the wait for an event or a time is for.
+#[derive(Deserialize)]
+pub struct WaitDetails {
+    until: Option<Timestamp>,
+    #[serde(flatten)]
+    event: Option<WaitedEvent>,
 }
 
 #[derive(Deserialize)]
@@ -71,8 +82,27 @@ impl RunDetails {
             };
             return format!("waits for approval of {}{more}: {arguments}", call.tool);
         }
-        let waits = |it| format!("waits {}", explain_wait(it));
+        let waits = |it| format!("waits {}", self.explain_wait(it));
         self.waiting_for.map_or_else(String::new, waits)
+    }
+
+    /// As [`explain_wait`], with the event and the time.
+    pub fn explain_wait(&self, waiting_for: WaitingFor) -> String {
+        let Some(wait) = &self.wait else {
+            return explain_wait(waiting_for).to_owned();
+        };
+        let until = wait.until.map(|until| format!("until {until:.0}"));
+        match (waiting_for, &wait.event, until) {
+            (WaitingFor::Event, Some(WaitedEvent { event, key }), until) => {
+                let until = until.map(|until| format!(", {until}"));
+                format!(
+                    "for the event {event} of {key}{}",
+                    until.unwrap_or_default()
+                )
+            }
+            (WaitingFor::Sleep, _, Some(until)) => until,
+            _ => explain_wait(waiting_for).to_owned(),
+        }
     }
 
     /// The means and labels of its scores, such as `grounded 0.8, tone friendly`.

@@ -49,7 +49,7 @@ pub fn wait_notice(request: &ConsoleRequest, run: &Run) -> Markup {
                 "Queued: " (counted(load.running, "run")) " running, " (load.queued) " waiting for a slot. It starts by itself."
             },
             (status, _) if status.is_terminal() => {},
-            (_, Some(WaitingFor::Approval | WaitingFor::Input)) => {
+            (_, Some(WaitingFor::Approval | WaitingFor::Input | WaitingFor::Reconcile)) => {
                 @for pending in run.pending_inputs.iter().take(1) {
                     @let is_question = pending.request.question.is_some();
                     div.wait {
@@ -73,6 +73,19 @@ pub fn wait_notice(request: &ConsoleRequest, run: &Run) -> Markup {
             (_, Some(WaitingFor::Batch)) => div.wait {
                 "Waits for a batch of the provider, which can take hours. Cancel the run to end the wait."
             },
+            (_, Some(WaitingFor::Event | WaitingFor::Sleep)) => {
+                @if let Some(wait) = run.wait() {
+                    div.wait {
+                        @match wait.event {
+                            Some(waited) => { "Waits for the event " b { (waited.event) } " of " code { (waited.key) } },
+                            None => "Sleeps",
+                        }
+                        @if let Some(until) = wait.until { " until " (format::instant(until)) }
+                        ". Its time limit stands still."
+                    }
+                }
+            },
+            (_, Some(WaitingFor::Agents)) => div.wait { "Waits for agents that it has started in the background." },
             _ => {},
         }
     }
