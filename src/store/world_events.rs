@@ -61,6 +61,8 @@ pub enum Published {
     Woken(u64),
     /// It was recorded before under the id of its client, and ended so many.
     Repeated(u64),
+    /// The client has used the id for another event.
+    OtherEvent,
     /// The owner has as many events as may be kept.
     Full,
 }
@@ -99,7 +101,7 @@ const END_WAITS: &str = "UPDATE inputs SET received = :id WHERE wake = :wake AND
 const INSERT_RECEIPTS: &str = "INSERT INTO event_receipts (event, run) SELECT DISTINCT :id{|::uuid}, run FROM inputs WHERE received = :id";
 const COUNT: &str = "UPDATE world_events SET woken = (SELECT count(*) FROM inputs a WHERE a.received = :id) WHERE id = :id";
 const WOKEN: &str =
-    "SELECT woken FROM world_events WHERE owner = :owner AND client_id = :client_id";
+    "SELECT woken, wake FROM world_events WHERE owner = :owner AND client_id = :client_id";
 const RECEIVE: &str = "UPDATE inputs SET received = (SELECT e.id FROM world_events e WHERE e.wake = :wake AND e.owner = :owner \
      AND e.at >= :since AND NOT EXISTS (SELECT 1 FROM event_receipts r WHERE r.event = e.id AND r.run = :run) \
      ORDER BY e.at, e.id LIMIT 1) WHERE run = :run AND call = :call AND received IS NULL";
@@ -112,6 +114,7 @@ impl<E: Engine> WorldEvents for E {
     fn publish_event(&self, event: NewWorldEvent) -> BoxFuture<'_, StoreResult<Published>> {
         Box::pin(async move {
             let (owner, client_id) = (event.owner.clone(), event.client_id.clone());
+            let wake = event.wake.clone();
             let ago = |time: SignedDuration| event.at.saturating_sub(time).unwrap_or(event.at);
             let lookback = SignedDuration::try_from(event.lookback).unwrap_or(SignedDuration::MAX);
             let all = values! {
@@ -146,11 +149,16 @@ impl<E: Engine> WorldEvents for E {
                         return Ok(None);
                     };
                     let params = params! {":owner": &owner, ":client_id": free_text(&client_id)};
-                    db.first(WOKEN, params, |row: &Row<'_>| row.get("woken"))
-                        .await
+                    db.first(WOKEN, params, |row: &Row<'_>| {
+                        Ok(match row.get::<String>("wake")? == wake {
+                            true => Published::Repeated(row.get("woken")?),
+                            false => Published::OtherEvent,
+                        })
+                    })
+                    .await
                 })
             });
-            Ok(repeated.await?.map_or(Published::Full, Published::Repeated))
+            Ok(repeated.await?.unwrap_or(Published::Full))
         })
     }
 

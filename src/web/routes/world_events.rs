@@ -128,6 +128,10 @@ pub async fn accept(state: &AppState, event: WorldEvent) -> Result<u64, Problem>
             Ok(count)
         }
         Published::Repeated(count) => Ok(count),
+        Published::OtherEvent => Err(Problem::invalid_field(
+            "/id",
+            "was used for another event or key",
+        )),
         Published::Full => Err(Problem::new(
             ProblemCode::QueueFull,
             "as many events are kept as wait.max_events allows; try again later",

@@ -264,6 +264,10 @@ async fn an_event_of_a_client_counts_once_and_the_owner_has_a_limit() {
     assert_eq!(published(&app.post("/events", &body).await), 1);
     let again = json!({"event": "order.paid", "key": "17", "data": 2, "id": "evt_1"});
     assert_eq!(published(&app.post("/events", &again).await), 1);
+    let other = json!({"event": "order.paid", "key": "18", "id": "evt_1"});
+    let refused = app.post("/events", &other).await;
+    refused.problem(422);
+    assert_eq!(refused.json()["errors"][0]["pointer"], "/id");
     let run = app.find(&id).await.wait_for_end().await;
     assert_eq!(result(&run).await.0, "1");
     assert_eq!(publish(&app, "x", json!(null)).await, 0);
