@@ -117,8 +117,11 @@ pub fn read_repetition(t: &mut TableReader<'_>) -> Repetition {
     }
 }
 
-/// Reads `probe = { method, url }`; its address may have arguments by this schema, and the key of the call.
-pub fn read_probe(t: &mut TableReader<'_>, schema: &Value) -> Option<Probe> {
+const NO_KEY: &str =
+    "has {key}, which the service gets only with idempotency_header: set that, or use arguments";
+
+/// Reads `probe = { method, url }`; its address may have arguments by this schema, and the key of the call if that is sent.
+pub fn read_probe(t: &mut TableReader<'_>, schema: &Value, sends_key: bool) -> Option<Probe> {
     let mut schema = schema.clone();
     if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
         properties.insert(PROBE_KEY.to_owned(), json!({}));
@@ -132,7 +135,13 @@ pub fn read_probe(t: &mut TableReader<'_>, schema: &Value) -> Option<Probe> {
             );
         }
         let method = t.one_of("method", &HttpMethod::NAMES);
-        let url = t.parsed_text("url", |text| parse_url(text, &schema));
+        let url = t.parsed_text("url", |text| {
+            let url = parse_url(text, &schema)?;
+            match text.contains(&format!("{{{PROBE_KEY}}}")) && !sends_key {
+                true => Err(NO_KEY.to_owned()),
+                false => Ok(url),
+            }
+        });
         Some(Probe {
             method: method.unwrap_or(HttpMethod::Get),
             url: url?,

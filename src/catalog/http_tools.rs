@@ -109,7 +109,7 @@ fn parse_tool(t: &mut TableReader<'_>) -> Option<HttpTool> {
         repeat,
         idempotency_header,
     } = read_repetition(t);
-    let probe = read_probe(t, &properties);
+    let probe = read_probe(t, &properties, idempotency_header.is_some());
     let timeout = t.integer("timeout", 1..=MAX_TIMEOUT_SECS);
     if has_body && body.is_none() {
         return None;

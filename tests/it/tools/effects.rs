@@ -559,6 +559,10 @@ async fn errors_in_the_file_name_the_key() {
             "must begin with a scheme and a host",
         ),
         (
+            "probe = { url = \"https://h/{key}\" }",
+            "has {key}, which the service gets only with idempotency_header",
+        ),
+        (
             "probe = { url = \"https://h/\", body = \"x\" }",
             "probe.body",
         ),
