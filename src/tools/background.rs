@@ -74,6 +74,8 @@ impl Tool for AwaitAgents {
     ) -> BoxFuture<'a, Result<ToolOutput, String>> {
         Box::pin(async move {
             let AwaitArguments { runs, any } = call.parse_arguments()?;
+            // Models write an empty list for all.
+            let runs = runs.filter(|runs| !runs.is_empty());
             let runs = runs.map(|runs| runs.iter().map(|run| parse_id(run)).collect());
             let request = AwaitRequest {
                 call: &call.id,
