@@ -13,7 +13,7 @@ use crate::domain::run::{RunId, now};
 use crate::engine::state::sessions::SessionGuard;
 
 /// How long a tree has to wait before it is put to sleep: for a shorter wait, that costs more than it saves.
-const MIN_WAIT: Duration = Duration::from_secs(2);
+const MIN_WAIT: Duration = Duration::from_secs(1);
 /// The time between two looks at the trees that may be put to sleep.
 const ROUND: Duration = Duration::from_millis(500);
 
