@@ -59,6 +59,7 @@ pub fn request_parts(run: &Run) -> Vec<Part> {
         Part::json(json!({
             "inputId": id(input),
             "agent": input.agent,
+            "server": question.server,
             "question": question.text,
             "schema": question.schema_json(),
             "options": question.options,
