@@ -198,11 +198,13 @@ impl<'a> CallQuestions<'a> {
         self.rounds += 1;
         let run = &self.context.run;
         if self.context.playback().is_some() || run.tree.played().is_some() {
-            return Err("it asks a person, and a test has none".to_owned());
+            return Err("the tool's server asks a person, and a test has none".to_owned());
         }
         match self.rounds.max(self.count.saturating_add(questions)) <= MAX_QUESTIONS {
             true => Ok(()),
-            false => Err(format!("it has more than {MAX_QUESTIONS} questions")),
+            false => Err(format!(
+                "the tool's server has more than {MAX_QUESTIONS} questions"
+            )),
         }
     }
 
