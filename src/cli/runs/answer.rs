@@ -63,6 +63,9 @@ pub async fn answer(args: &Answer) -> anyhow::Result<()> {
                 true => output::print_json_line(&question.json)?,
                 false => output::print_line(format_args!("{}", question.text()))?,
             }
+            if pending.len() > 1 && !args.format.is_json() {
+                output::print_line(format_args!("  --input {}", sanitize_line(&question.id)))?;
+            }
         }
         return match pending.is_empty() {
             true => Err(nothing_waits(&id, run)?.into()),
