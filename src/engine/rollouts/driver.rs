@@ -129,7 +129,10 @@ impl RolloutDriver {
                 ),
             },
         };
-        if store.change_rollout(id, change).await? {
+        let is_stopped = store.change_rollout(id, change).await?;
+        // Before it is reported: no run gets the candidate afterwards.
+        let read = self.runner.read_rollouts().await;
+        if is_stopped {
             self.runner.metrics().rollout_stopped(name);
             let of = match &loss.scorer {
                 Some(scorer) => format!("its scores of {scorer} are"),
@@ -141,7 +144,7 @@ impl RolloutDriver {
                 candidate.version, -loss.difference, loss.max_loss
             );
         }
-        self.runner.read_rollouts().await
+        read
     }
 }
 

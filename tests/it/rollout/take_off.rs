@@ -24,6 +24,8 @@ fn compared(percent: u32, min_runs: u32, more: &str) -> Setup {
 async fn stopped(app: &TestApp) -> Value {
     let is_stopped = |got: &ApiResponse| !got.json()["rollout"]["stopped_at"].is_null();
     let got = app.get_until("/agents/solo/versions", is_stopped).await;
+    // In the record first.
+    app.daemon.wait_for_log("is taken off").await;
     got.json()["rollout"].clone()
 }
 
@@ -82,7 +84,6 @@ async fn bad_scores_take_the_candidate_off_for_good() {
         metrics.contains("axed_rollouts_stopped_total{agent=\"solo\"} 1\n"),
         "{metrics}"
     );
-    app.daemon.wait_for_log("is taken off").await;
 
     // It stays off, also after a kill.
     app.crash_and_restart().await;
