@@ -8,9 +8,9 @@ use crate::support::app::{ApiResponse, Setup, TestApp, key, send};
 use crate::support::events::{assert_complete, count, kinds};
 use crate::support::gate::Gate;
 use crate::support::provider::answer::{ScriptedAnswer, calls, delegates, says};
-use crate::support::run::Run;
 use crate::support::webhook_receiver::WebhookReceiver;
 use crate::tools::approvals::find;
+use crate::tools::wait::result;
 use crate::webhooks::messages::{daemon, webhook};
 
 const ASKS: &str = "[ask]\nenabled = true\n";
@@ -60,16 +60,6 @@ fn path_of(question: &Value) -> String {
 
 pub async fn answer(app: &TestApp, question: &Value, body: Value) -> ApiResponse {
     app.post(&path_of(question), &body).await
-}
-
-/// The result of the only call of the run's first turn.
-async fn result(run: &Run<'_>) -> (String, bool) {
-    let messages = run.messages().await;
-    let mut messages = messages["data"].as_array().expect("messages").iter();
-    let message = messages.find(|it| it["role"] == "tool").expect("a result");
-    let result = message["tool_results"].get(0).unwrap_or(message);
-    let text = result["content"].as_str().expect("a text").to_owned();
-    (text, result["is_error"] == true)
 }
 
 #[tokio::test]

@@ -24,6 +24,7 @@ use crate::support::provider::answer::{ScriptedAnswer, calls, says};
 use crate::support::run::Run;
 use crate::tools::approvals::find;
 use crate::tools::ask_person::questions;
+use crate::tools::wait::result;
 
 /// What the shop does with a request once it is paid.
 #[derive(Clone, Copy, Default, PartialEq)]
@@ -156,16 +157,6 @@ async fn say(app: &TestApp, run: &Run<'_>, body: Value) {
     let answered = app.post(&path_of(run), &body).await;
     assert_eq!(answered.status, 202, "{}", answered.text);
     assert_eq!(answered.json()["id"], run.id());
-}
-
-/// The result of the only call.
-async fn result(run: &Run<'_>) -> (String, bool) {
-    let messages = run.messages().await;
-    let mut messages = messages["data"].as_array().expect("messages").iter();
-    let message = messages.find(|it| it["role"] == "tool").expect("a result");
-    let result = message["tool_results"].get(0).unwrap_or(message);
-    let text = result["content"].as_str().expect("a text").to_owned();
-    (text, result["is_error"] == true)
 }
 
 #[tokio::test]

@@ -23,9 +23,9 @@ use crate::support::events::{assert_complete, count};
 use crate::support::eventually;
 use crate::support::http_server::serve;
 use crate::support::provider::answer::{ScriptedAnswer, calls, says};
-use crate::support::run::Run;
 use crate::tools::approvals::find;
 use crate::tools::ask_person::{answer, questions, waiting};
+use crate::tools::wait::result;
 
 /// A daemon with the agent `a`, whose server `s` asks in requests of its own.
 fn on_pipes(server: &str, settings: &str) -> Setup {
@@ -45,14 +45,15 @@ fn uses(tool: &str) -> ScriptedAnswer {
     calls([(format!("s__{tool}"), json!({}))])
 }
 
-/// The result of the only call.
-async fn result(run: &Run<'_>) -> (String, bool) {
-    let messages = run.messages().await;
-    let mut messages = messages["data"].as_array().expect("messages").iter();
-    let message = messages.find(|it| it["role"] == "tool").expect("a result");
-    let result = message["tool_results"].get(0).unwrap_or(message);
-    let text = result["content"].as_str().expect("a text").to_owned();
-    (text, result["is_error"] == true)
+/// The question that waits, once it is none of these.
+async fn next_question(app: &TestApp, seen: &[Value]) -> Value {
+    let is_new = |it: &Value| !seen.iter().any(|seen| seen["id"] == it["id"]);
+    eventually("the next question", async || {
+        let page = app.get("/inputs").await.json();
+        let next = page["data"].get(0)?.clone();
+        is_new(&next).then_some(next)
+    })
+    .await
 }
 
 /// Calls the tool, and waits for the server's question.
@@ -135,12 +136,7 @@ async fn each_end_of_a_question_has_its_action() {
     // One after another, each with an id of its own.
     let (id, first) = suspended_at(&app, "twice").await;
     answer(&app, &first, json!({"answer": {"name": "Ada"}})).await;
-    let second = eventually("the second question", async || {
-        let page = app.get("/inputs").await.json();
-        let next = page["data"].get(0)?.clone();
-        (next["id"] != first["id"]).then_some(next)
-    })
-    .await;
+    let second = next_question(&app, std::slice::from_ref(&first)).await;
     assert_eq!(second["question"], "And who pays?");
     assert_eq!(second["call_id"], first["call_id"]);
     let (text, _) = answered(&app, &id, &second, json!({"answer": {"name": "Bob"}})).await;
@@ -429,12 +425,7 @@ async fn questions_in_a_result_survive_restarts() {
             .status,
         202
     );
-    let second = eventually("the second question", async || {
-        let page = app.get("/inputs").await.json();
-        let next = page["data"].get(0)?.clone();
-        (next["id"] != first["id"]).then_some(next)
-    })
-    .await;
+    let second = next_question(&app, std::slice::from_ref(&first)).await;
     // More often than a call may be started again.
     for _ in 0..9 {
         app.crash_and_restart().await;
@@ -466,13 +457,8 @@ async fn a_server_may_ask_again_and_a_crash_after_the_answers_needs_a_person_who
     let id = app.start("a", "go").await.id().to_owned();
     let mut seen = Vec::new();
     for _ in 0..4 {
-        let question = eventually("another question", async || {
-            let page = app.get("/inputs").await.json();
-            let next = page["data"].get(0)?.clone();
-            (!seen.contains(&next["id"])).then_some(next)
-        })
-        .await;
-        seen.push(question["id"].clone());
+        let question = next_question(&app, &seen).await;
+        seen.push(question.clone());
         if seen.len() % 2 == 1 {
             app.crash_and_restart().await;
         }
@@ -488,12 +474,7 @@ async fn a_server_may_ask_again_and_a_crash_after_the_answers_needs_a_person_who
     };
     let (id, first) = suspended_at(&app, "book").await;
     answer(&app, &first, json!({"answer": {"name": "Bob"}})).await;
-    let second = eventually("the second question", async || {
-        let page = app.get("/inputs").await.json();
-        let next = page["data"].get(0)?.clone();
-        (next["id"] != first["id"]).then_some(next)
-    })
-    .await;
+    let second = next_question(&app, std::slice::from_ref(&first)).await;
     answer(&app, &second, json!({"answer": {"name": "Ada"}})).await;
     web.calls(2).await;
     app.crash_and_restart().await;
