@@ -159,7 +159,10 @@ impl McpTool {
                         refused += 1;
                         continue;
                     }
-                    Err(why) => return Ok(CallStep::Ended(Err(self.no_result(&why)))),
+                    Err(why) => {
+                        let why = session.redact_result(why);
+                        return Ok(CallStep::Ended(Err(self.no_result(&why))));
+                    }
                 },
             };
             return Ok(match asker.required(&result).await {
