@@ -99,12 +99,15 @@ pub struct Question {
 }
 
 impl Question {
-    /// Who asks, for people: the agent of the run, or a server of it.
-    pub fn asker(&self, agent: &str) -> String {
-        match &self.server {
-            Some(server) => format!("{server} of {agent}"),
-            None => agent.to_owned(),
-        }
+    /// The agent of the run, or its server, asks this, with the suggested answers.
+    pub fn sentence(&self, agent: &str) -> String {
+        let server = self.server.as_ref();
+        let server = server.map_or_else(String::new, |server| format!("{server} of "));
+        let options = match self.options.is_empty() {
+            true => String::new(),
+            false => format!(" ({})", self.options.join(" / ")),
+        };
+        format!("{server}{agent} asks: {}{options}", self.text)
     }
 
     /// The schema as JSON; null if there is none.

@@ -99,17 +99,7 @@ fn request_text(pending: &[&PendingInput]) -> String {
 
 fn questions_text(questions: &[(&PendingInput, &Question)]) -> String {
     let texts = questions.iter();
-    let texts = texts.map(|(input, question)| {
-        let options = match question.options.is_empty() {
-            true => String::new(),
-            false => format!(" ({})", question.options.join(" / ")),
-        };
-        format!(
-            "{} asks: {}{options}",
-            question.asker(&input.agent),
-            question.text
-        )
-    });
+    let texts = texts.map(|(input, question)| question.sentence(&input.agent));
     let texts = texts.collect::<Vec<_>>().join("\n");
     match questions {
         [(_, question)] if question.schema.is_none() => texts,

@@ -151,15 +151,7 @@ enum FormAnswer {
 
 /// The form of a question: its schema if it is one of a form, else one field.
 fn question_form(input: &PendingInput, question: &Question) -> (Value, FormAnswer) {
-    let options = match question.options.is_empty() {
-        true => String::new(),
-        false => format!(" ({})", question.options.join(" / ")),
-    };
-    let message = format!(
-        "{} asks: {}{options}",
-        question.asker(&input.agent),
-        question.text
-    );
+    let message = question.sentence(&input.agent);
     let form = |schema: Value| {
         json!({
             "method": "elicitation/create",
