@@ -32,7 +32,7 @@ pub struct InFlightCall {
 
 /// What comes next of a call.
 pub enum Progress {
-    /// The result as the server sent it, or why there is none.
+    /// The result as the server sent it, or why there is no result.
     Ended(Result<Value, RequestFailure>),
     Question(OpenQuestion),
 }
@@ -43,8 +43,8 @@ impl InFlightCall {
     /// # Errors
     /// The connection takes no more calls.
     pub fn begin(
-        session: Arc<McpSession>,
-        params: CallToolRequestParams,
+        session: &Arc<McpSession>,
+        params: &CallToolRequestParams,
         key: &str,
         time_limit: Duration,
         alone: bool,
@@ -53,11 +53,11 @@ impl InFlightCall {
         let Some(questions) = session.questions.register(key, alone) else {
             return Ok(None);
         };
-        let peer = session.peer.clone();
+        let (peer, params) = (session.peer.clone(), params.clone());
         Ok(Some(Self {
             questions,
             response: Box::pin(async move { peer.call_tool_once(params).await }),
-            session,
+            session: Arc::clone(session),
             ended: None,
             time_limit,
             time_left: time_limit,

@@ -69,12 +69,12 @@ impl McpTool {
         };
         let key = context.call_key(call);
         let params = self.params(arguments, &key, answered);
-        let step = self.call_once(params.clone(), &key, context.key).await;
+        let step = self.call_once(&params, &key, context.key).await;
         match step {
             Err(RequestError::Failed(failure))
                 if failure.retry.allows_retry(self.definition.effect) =>
             {
-                self.call_once(params, &key, context.key).await
+                self.call_once(&params, &key, context.key).await
             }
             step => step,
         }
@@ -106,21 +106,15 @@ impl McpTool {
 
     async fn call_once(
         &self,
-        params: CallToolRequestParams,
+        params: &CallToolRequestParams,
         key: &str,
         owner: Option<&str>,
     ) -> Result<CallStep, RequestError> {
         loop {
             let session = self.connection.session(self.open_timeout).await?;
             let alone = self.connection.separates_calls();
-            let begun = InFlightCall::begin(
-                Arc::clone(&session),
-                params.clone(),
-                key,
-                self.timeout,
-                alone,
-            )?;
-            match begun {
+            let begun = InFlightCall::begin(&session, params, key, self.timeout, alone);
+            match begun? {
                 Some(call) => return self.advance(call, owner).await,
                 None => session.retire(),
             }
