@@ -1,4 +1,4 @@
-//! What the service of a tool asks persons before it ends a call: MCP's elicitation.
+//! What the service of a tool asks people before it ends a call: MCP's elicitation.
 
 use std::sync::Arc;
 

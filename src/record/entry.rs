@@ -83,7 +83,7 @@ pub enum Entry {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         by: Option<String>,
     },
-    /// The service of a call asks persons; the call is made again with their answers, which begins it once more.
+    /// The service of a call asks people; the call is made again with their answers, which begins it once more.
     CallSuspended {
         call_id: String,
         /// The number of the first of the questions among all of the call, from 1.

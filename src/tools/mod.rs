@@ -67,7 +67,7 @@ pub trait Tool: Send + Sync {
         context: CallContext<'a>,
     ) -> BoxFuture<'a, Result<ToolOutput, String>>;
 
-    /// As [`Tool::call`], of a tool whose service may ask persons before it ends the call. `answered` has the answers to what
+    /// As [`Tool::call`], of a tool whose service may ask people before it ends the call. `answered` has the answers to what
     /// an earlier attempt required.
     fn attempt<'a>(
         &'a self,
@@ -87,7 +87,7 @@ pub trait Tool: Send + Sync {
 /// How an attempt of a call ends.
 pub enum CallStep {
     Ended(Result<ToolOutput, String>),
-    /// The service of the tool asks persons first.
+    /// The service of the tool asks people first.
     Asks(AskingCall),
 }
 
@@ -104,7 +104,7 @@ pub trait OpenCall: Send {
     /// Resolves when the service does not wait for the answer any more. Cancel safe.
     fn lapsed(&mut self) -> BoxFuture<'_, ()>;
 
-    /// Goes on with the answer; `None` if there is none because the question has lapsed.
+    /// Continues with the answer; `None` if the question has lapsed.
     fn resume(self: Box<Self>, answer: Option<AnswerToQuestion>) -> BoxFuture<'static, CallStep>;
 }
 

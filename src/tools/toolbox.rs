@@ -259,7 +259,7 @@ impl Toolbox {
         }
     }
 
-    /// Executes a call, with what persons answered to its service before. `key` is the API key that the run was accepted with.
+    /// Executes a call, with what people answered to its service before. `key` is the API key that the run was accepted with.
     ///
     /// A step that ends the call has an error if there is no such tool, the arguments do not fit its schema, or the tool failed.
     /// The text is for the model.
@@ -289,7 +289,7 @@ impl Toolbox {
         self.bound(step)
     }
 
-    /// Goes on with a call in flight; see [`OpenCall::resume`].
+    /// Continues a call in flight; see [`OpenCall::resume`].
     pub async fn resume(
         &self,
         call: Box<dyn OpenCall>,

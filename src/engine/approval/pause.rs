@@ -301,7 +301,7 @@ async fn propagate_pause(
     }
     let recorded = record_changes(context, changes, event_kind).await?;
     if let Some(root) = paused_root {
-        // Nobody waits for it again before it is given back everywhere: it would be given back after that.
+        // Another call must not queue for the permit before it is given back: that would remove the tree from the queue.
         let _not_acquired = root.tree.root_permit.acquire_lock.lock().await;
         let bytes = root.tree.conversation_bytes.load(Ordering::Relaxed);
         let held_bytes = context.engine.queued_bytes.hold(bytes);

@@ -125,7 +125,7 @@ impl RecordedInputKind {
     }
 }
 
-/// A call whose service asks persons.
+/// A call whose service asks people.
 #[derive(Clone, Debug)]
 pub struct SuspendedCall {
     /// The number of its first question.

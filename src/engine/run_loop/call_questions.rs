@@ -1,4 +1,4 @@
-//! What the service of a call asks persons before the call ends.
+//! What the service of a call asks people before the call ends.
 
 use std::pin::pin;
 use std::time::Duration;

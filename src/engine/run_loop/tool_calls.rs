@@ -846,7 +846,7 @@ enum ToolOutcome {
     Finished(Result<ToolOutput, String>),
     /// The tool did not start, or was stopped before its end.
     Interrupted(String),
-    /// Its service asks persons first.
+    /// Its service asks people first.
     Asks(AskingCall),
 }
 

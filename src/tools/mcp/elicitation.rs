@@ -29,7 +29,7 @@ impl Asker<'_> {
     /// The questions of a result that requires input; `None` if it requires none.
     ///
     /// # Errors
-    /// They cannot be required.
+    /// They cannot be shown to a person.
     pub async fn required(&self, result: &Value) -> Result<Option<ServerQuestions>, String> {
         if result.get("resultType").and_then(Value::as_str) != Some("input_required") {
             return Ok(None);
@@ -87,7 +87,7 @@ impl Asker<'_> {
     /// The question of a request.
     ///
     /// # Errors
-    /// It cannot be required.
+    /// It cannot be shown to a person.
     pub async fn question(
         &self,
         key: Option<String>,

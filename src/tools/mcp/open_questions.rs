@@ -1,4 +1,4 @@
-//! What a server asks persons in requests of its own, while calls are in flight on its connection.
+//! What a server asks people in requests of its own, while calls are in flight on its connection.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};

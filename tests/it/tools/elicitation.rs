@@ -45,7 +45,7 @@ fn uses(tool: &str) -> ScriptedAnswer {
     calls([(format!("s__{tool}"), json!({}))])
 }
 
-/// The question that waits, once it is none of these.
+/// The question that waits, once it is another than these.
 async fn next_question(app: &TestApp, seen: &[Value]) -> Value {
     let is_new = |it: &Value| !seen.iter().any(|seen| seen["id"] == it["id"]);
     eventually("the next question", async || {
