@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use reqwest::{Client, Method};
+use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::cluster::{other, pair, spawn};
@@ -24,8 +24,9 @@ const LISTENERS: &str = "FROM pg_stat_activity WHERE datname = current_database(
 /// The events of a run at a daemon, after a number.
 pub async fn stream_at(daemon: &Daemon, id: &str, after: u64) -> Events {
     let url = format!("{}/runs/{id}/events", daemon.url);
-    let request = Client::new()
-        .request(Method::GET, url)
+    let request = daemon
+        .client
+        .get(url)
         .header("accept", "text/event-stream")
         .header("last-event-id", after.to_string());
     let response = within_timeout("the stream's head", request.send()).await;
@@ -34,7 +35,7 @@ pub async fn stream_at(daemon: &Daemon, id: &str, after: u64) -> Events {
 
 pub async fn wait_at(daemon: &Daemon, id: &str) -> Value {
     let url = format!("{}/runs/{id}?wait=60", daemon.url);
-    let got = send(Client::new().request(Method::GET, url)).await;
+    let got = send(daemon.client.get(url)).await;
     assert_eq!(got.status, 200, "{}", got.text);
     got.json()
 }
@@ -106,7 +107,7 @@ async fn begun_response(app: &TestApp, other: &Daemon) -> (Events, Events) {
     let begun = here.until("response.output_text.delta").await;
     let id = begun[0]["response"]["id"].as_str().expect("an id");
     let path = format!("{}/v1/responses/{id}?stream=true", other.url);
-    let response = Client::new().get(path).send().await.expect("a response");
+    let response = other.client.get(path).send().await.expect("a response");
     (here, Events::new(response))
 }
 

@@ -2,8 +2,9 @@
 
 use std::path::Path;
 use std::process::{Command as Blocking, ExitStatus, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
+use reqwest::Client;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
@@ -18,6 +19,7 @@ pub const AXED: &str = env!("CARGO_BIN_EXE_axed");
 pub struct Daemon {
     /// `http://<addr>`, from its first line.
     pub url: String,
+    pub client: LazyLock<Client>,
     child: Child,
     log: Log,
     _readers: JoinSet<()>,
@@ -91,6 +93,7 @@ impl Daemon {
             url: url.to_owned(),
             child,
             log,
+            client: LazyLock::new(Client::new),
             _readers: readers,
         }
     }
