@@ -132,6 +132,15 @@ impl Engine {
     pub fn sleeps_here(&self, root: RunId) -> bool {
         self.journal.store().cluster().is_none() && self.sleeping_trees.contains(root)
     }
+
+    /// As [`Engine::sleeps_here`], for the tree of any run.
+    pub async fn run_sleeps_here(&self, id: RunId) -> bool {
+        if self.journal.store().cluster().is_some() || self.sleeping_trees.count() == 0 {
+            return false;
+        }
+        let run = self.journal.store().run(id).await.ok().flatten();
+        run.is_some_and(|run| !run.status.is_terminal() && self.sleeps_here(run.root_id))
+    }
 }
 
 /// A run that this process drives, and the engine that drives it.

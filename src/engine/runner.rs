@@ -504,9 +504,17 @@ impl Runner {
                     None if active_run.is_suspended() => {}
                     None => return None,
                 },
-                // Its parent has not reached it yet, or it sleeps.
-                None if orphans.contains(id) || self.engine.sleeps_here(id) => {}
-                None => return None,
+                None => {
+                    let sleeps = self.engine.run_sleeps_here(id).await;
+                    // In this order: it may have been woken meanwhile.
+                    if active_runs.get(id).is_some() {
+                        continue;
+                    }
+                    // Otherwise its parent has not reached it yet.
+                    if !sleeps && !orphans.contains(id) {
+                        return None;
+                    }
+                }
             }
             changed.await;
         }
@@ -528,7 +536,9 @@ impl Runner {
 
     /// Whether this process drives the run, or another node the tree of this root.
     pub async fn is_at_work(&self, id: RunId) -> bool {
-        if self.engine.active_runs.get(id).is_some() || self.engine.sleeps_here(id) {
+        let is_driven = || self.engine.active_runs.get(id).is_some();
+        // In this order: it may be woken meanwhile.
+        if is_driven() || self.engine.run_sleeps_here(id).await || is_driven() {
             return true;
         }
         match self.store().cluster() {

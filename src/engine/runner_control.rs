@@ -132,12 +132,11 @@ impl Runner {
     pub async fn has_json_format(&self, id: RunId) -> bool {
         let agent = match self.engine.active_runs.get(id) {
             Some(active_run) => Some(Arc::clone(&active_run.agent)),
-            // Another node may drive it.
-            None if self.store().cluster().is_some() => {
+            // Another node may drive it, or it sleeps.
+            None => {
                 let definition = self.store().definition(id).await.ok().flatten();
                 definition.and_then(|json| agent_snapshots::parse(&json))
             }
-            None => None,
         };
         agent.is_some_and(|agent| !matches!(agent.params.response_format, ResponseFormat::Text))
     }

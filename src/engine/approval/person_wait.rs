@@ -15,8 +15,13 @@ pub async fn wait_for_person(engine: &Engine, id: RunId, seen: Option<&Run>) -> 
         let mut resumed = pin!(engine.suspension.changed.notified());
         resumed.as_mut().enable();
         let Some(active_run) = engine.active_runs.get(id) else {
-            match engine.orphans.contains(id) || engine.sleeps_here(id) {
-                // Its parent has not reached it yet, or it sleeps.
+            let sleeps = engine.run_sleeps_here(id).await;
+            // In this order: it may have been woken meanwhile.
+            if engine.active_runs.get(id).is_some() {
+                continue;
+            }
+            // Otherwise its parent has not reached it yet.
+            match sleeps || engine.orphans.contains(id) {
                 true => resumed.await,
                 false => std::future::pending().await,
             }

@@ -60,7 +60,9 @@ pub fn subscribe_here_with_text(
     engine: &Engine,
     root: RunId,
 ) -> Option<(Subscription, Option<PartialReply>)> {
-    let active_run = engine.active_runs.get(root)?;
+    let Some(active_run) = engine.active_runs.get(root) else {
+        return Some((subscribe_here(engine, root)?, None));
+    };
     let (subscription, reply) = active_run.live_text.read(|| subscribe_here(engine, root));
     Some((subscription?, reply))
 }

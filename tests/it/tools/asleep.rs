@@ -42,8 +42,15 @@ async fn a_tree_that_sleeps_goes_on_as_if_it_had_been_awake() {
     let message = app.post(&path, &json!({"content": "hurry"})).await;
     assert_eq!(message.status, 202, "{}", message.text);
     let waited = format!("/runs/{id}?wait=60");
-    let (ended, woken) = tokio::join!(app.get(&waited), publish(&app, "17", json!(5)));
+    let child = app.find(&id).await.children().await[0].id().to_owned();
+    let of_child = format!("/runs/{child}?wait=60");
+    let (ended, child_ended, woken) = tokio::join!(
+        app.get(&waited),
+        app.get(&of_child),
+        publish(&app, "17", json!(5))
+    );
     assert_eq!(woken, 1);
+    assert_eq!(child_ended.json()["status"], "completed");
     assert_eq!(ended.json()["status"], "completed", "{}", ended.text);
     assert_eq!(ended.json()["attempt"], 1);
     let rest = followed.rest().await;
