@@ -1,6 +1,7 @@
 //! Prepares a run for its first turn: its working directory, its prompt, the files behind its links, its tools.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::domain::attachment::Attachment;
 use crate::domain::content::{AttachmentLink, Content, Part};
@@ -231,6 +232,9 @@ async fn fetch_links(
     Ok(())
 }
 
+/// When a server is looked for again that a resumed run requires.
+const SERVER_RETRY_INTERVAL: Duration = Duration::from_secs(2);
+
 /// The tools of the agent's MCP servers. This list holds for the whole run. Ends a run whose required server is
 /// unavailable.
 async fn list_mcp_tools(
@@ -243,7 +247,17 @@ async fn list_mcp_tools(
         write_pending(context, pending_write).await?;
     }
     let run = &context.run;
-    let listed = context.engine.mcp.list_tools(&run.agent.mcp_servers);
+    let listed = async {
+        loop {
+            let servers = &run.agent.mcp_servers;
+            let offer = context.engine.mcp.list_tools(servers).await;
+            if is_new || offer.required_failure.is_none() {
+                return offer;
+            }
+            // It has been available: the run waits until it is again.
+            tokio::time::sleep(SERVER_RETRY_INTERVAL).await;
+        }
+    };
     // On a cancel or a passed deadline the run ends before its next turn.
     let mut offer = match limits::within_deadline(run, listed).await {
         Ok(offer) => offer,

@@ -1,14 +1,19 @@
 //! Trees that only sleep, or wait for an event: the daemon keeps nothing of them in memory, and nobody notices.
 
+use std::fs;
+
+use axed::config::environment::process_environment;
 use serde_json::json;
 
 use crate::cluster::{other, spawn};
 use crate::support::app::{ApiResponse, TestApp, send};
 use crate::support::daemon::Daemon;
 use crate::support::events::{assert_complete, count};
+use crate::support::eventually;
 use crate::support::provider::answer::{ScriptedAnswer, calls, delegates, says};
 use crate::support::provider::recorded_request::RecordedRequest;
 use crate::telemetry::metrics::Page;
+use crate::tools::approvals::{approve, careful, sent, writes};
 use crate::tools::wait::{patient, publish, published, result, sleeps, waiting, waits, waits_for};
 
 /// Waits until so many trees are asleep.
@@ -120,6 +125,31 @@ async fn a_tree_that_also_waits_for_a_person_stays_in_memory() {
     app.post(&path, &json!({"decision": "deny"})).await;
     asleep(&app, 2.0).await;
     assert_eq!(app.find(&id).await["wait"]["reason"], "event");
+}
+
+#[tokio::test]
+async fn a_run_that_goes_on_waits_for_the_server_that_it_requires() {
+    let server = "[[mcp_servers]]\nname = \"s\"\ntransport = \"stdio\"\ncommand = \"python3\"\nargs = [\"asking.py\"]\n";
+    let program = include_str!("mcp/asking.py");
+    let path = process_environment().remove("PATH").expect("a PATH");
+    let mut app = careful(&format!("{server}required = true\n"))
+        .file("asking.py", program)
+        .environment("PATH", &path)
+        .spawn()
+        .await;
+    app.provider.will("careful", [writes("a"), says("done")]);
+    let (id, request) = sent(&app, "careful").await;
+    fs::remove_file(app.path("asking.py")).expect("a file");
+    app.crash_and_restart().await;
+    approve(&app, &request).await;
+    eventually("a failed start", async || {
+        app.daemon.log().contains("asking.py").then_some(())
+    })
+    .await;
+    assert_eq!(app.find(&id).await.status(), "waiting");
+    app.write("asking.py", program);
+    let run = app.find(&id).await.wait_for_end().await;
+    assert_eq!(run.output(), "done");
 }
 
 #[tokio::test]
