@@ -1,5 +1,6 @@
 //! Puts trees to sleep that wait for times and events only, and wakes them.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -59,10 +60,14 @@ async fn put_to_sleep(engine: &Engine) {
     let _gate = engine.suspension.resume_lock.write().await;
     let unreleased = engine.cluster_permits.unreleased();
     let is_released = |root: &RunId| !unreleased.iter().any(|(id, _)| id == root);
-    let candidates = candidates.into_iter().filter(is_released).collect();
+    let (released, others): (HashSet<_>, HashSet<_>) =
+        candidates.into_iter().partition(is_released);
+    for root in others {
+        engine.sleeping_trees.add_candidate(root);
+    }
     let asleep = engine
         .active_runs
-        .take_sleeping(candidates, &engine.sleeping_trees);
+        .take_sleeping(released, &engine.sleeping_trees);
     if asleep.is_empty() {
         return;
     }

@@ -356,13 +356,10 @@ impl ActiveRun {
     }
 
     /// Marks the tree of this root as asleep, so that nothing of it is recorded any more, unless it is suspended, changes, or has
-    /// what is only in memory.
-    pub fn fall_asleep(&self) -> bool {
-        let Ok(_unchanged) = self.tree.root_permit.update_lock.try_lock() else {
-            return false;
-        };
+    /// what is only in memory. `None` if it changes just now.
+    pub fn fall_asleep(&self) -> Option<bool> {
+        let _unchanged = self.tree.root_permit.update_lock.try_lock().ok()?;
         let may_sleep = !self.is_suspended()
-            && !self.cancel_token.is_cancelled()
             && !self.tree.is_chat
             && !self.tree.provider_keys.is_needed()
             && self.tree.trace.as_ref().is_none_or(|it| !it.has_caller())
@@ -370,7 +367,7 @@ impl ActiveRun {
         if may_sleep {
             self.tree.suspension.fall_asleep();
         }
-        may_sleep
+        Some(may_sleep)
     }
 
     /// Suspends the tree after a failed write or an unreadable record: all its runs stop until it is resumed from its record.

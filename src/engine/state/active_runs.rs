@@ -79,7 +79,8 @@ impl ActiveRuns {
         let mut waits: HashMap<RunId, u32> = HashMap::new();
         let mut awake = HashSet::new();
         for run in runs.values().filter(|run| roots.contains(&run.scope.root)) {
-            match run.clock().pause.sleeping() {
+            let waiting = run.clock().pause.sleeping();
+            match waiting.filter(|_| !run.cancel_token.is_cancelled()) {
                 Some(count) => *waits.entry(run.scope.root).or_default() += count,
                 None => drop(awake.insert(run.scope.root)),
             }
@@ -93,7 +94,10 @@ impl ActiveRuns {
         let asleep = waits.into_iter().filter_map(|(root, waits)| {
             let root = Arc::clone(runs.get(&root)?);
             let is_asleep = root.fall_asleep();
-            is_asleep.then_some((root, waits))
+            if is_asleep.is_none() {
+                sleeping.add_candidate(root.scope.run);
+            }
+            is_asleep?.then_some((root, waits))
         });
         let asleep: Vec<_> = asleep.collect();
         for (root, _) in &asleep {
