@@ -235,8 +235,8 @@ async fn fetch_links(
 /// When a server is looked for again that a resumed run requires.
 const SERVER_RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
-/// The tools of the agent's MCP servers. This list holds for the whole run. Ends a run whose required server is
-/// unavailable.
+/// The tools of the agent's MCP servers. This list holds for the whole run. Ends a new run whose required server is unavailable; a
+/// run that continues waits for it.
 async fn list_mcp_tools(
     context: &RunContext,
     pending_write: &mut Option<Box<PendingWrite>>,
