@@ -55,12 +55,22 @@ async fn requests_at_once_are_all_accepted_and_follow_each_other_without_a_pause
         assert_eq!(run["status"], "completed", "{run}");
         let pause = time(run, "finished_at").duration_until(time(next, "started_at"));
         assert!(!pause.is_negative(), "{run} {next}");
-        pauses.push(pause);
+        pauses.push(pause.as_millis());
     }
-    // It was up to a second for each of them when the next one was only found by looking for it.
-    pauses.sort();
-    let median = pauses[pauses.len() / 2];
-    assert!(median.as_millis() < 300, "{pauses:?}");
+    // It was up to a second for each of them when the next one was only found by looking for it. On a busy machine both what
+    // a run does and what follows it take longer.
+    let duration = median(runs.iter().map(|run| {
+        let duration = time(run, "started_at").duration_until(time(run, "finished_at"));
+        duration.as_millis()
+    }));
+    let pause = median(pauses);
+    assert!(pause < 300 + 8 * duration, "{pause} {duration}");
+}
+
+fn median(values: impl IntoIterator<Item = i128>) -> i128 {
+    let mut values = Vec::from_iter(values);
+    values.sort_unstable();
+    values[values.len() / 2]
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
