@@ -127,7 +127,28 @@ pub struct Engine {
     pub playbacks: Option<Playbacks>,
 }
 
+/// Whether this process drives a run.
+pub enum Driven {
+    Now(Arc<ActiveRun>),
+    /// Once its tree wakes, or its parent reaches it.
+    Later,
+    No,
+}
+
 impl Engine {
+    pub async fn driven_here(&self, id: RunId) -> Driven {
+        if let Some(active_run) = self.active_runs.get(id) {
+            return Driven::Now(active_run);
+        }
+        let is_later = self.run_sleeps_here(id).await || self.orphans.contains(id);
+        // In this order: it may have been woken meanwhile.
+        match self.active_runs.get(id) {
+            Some(active_run) => Driven::Now(active_run),
+            None if is_later => Driven::Later,
+            None => Driven::No,
+        }
+    }
+
     /// Whether the tree of this root sleeps, and no other process can wake it.
     pub fn sleeps_here(&self, root: RunId) -> bool {
         self.journal.store().cluster().is_none() && self.sleeping_trees.contains(root)

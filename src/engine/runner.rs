@@ -22,7 +22,7 @@ use crate::engine::admission::placement;
 use crate::engine::approval::person_wait;
 use crate::engine::capture::{RecordingError, capture_tree};
 use crate::engine::cluster::{follow, wait};
-use crate::engine::context::{Engine, EngineDeps, RunContext};
+use crate::engine::context::{Driven, Engine, EngineDeps, RunContext};
 use crate::engine::control::cancel_anywhere;
 use crate::engine::dry_run;
 use crate::engine::fork::plan as fork_plan;
@@ -488,33 +488,18 @@ impl Runner {
     /// The record at the run's end, also if its tree is suspended in between; `None` if this process does not drive the
     /// run.
     async fn wait_for_end_here(&self, id: RunId) -> Option<Arc<Run>> {
-        let Engine {
-            active_runs,
-            orphans,
-            suspension,
-            ..
-        } = &*self.engine;
         loop {
             // Subscribe before looking, so that no change is missed.
-            let mut changed = pin!(suspension.changed.notified());
+            let mut changed = pin!(self.engine.suspension.changed.notified());
             changed.as_mut().enable();
-            match active_runs.get(id) {
-                Some(active_run) => match active_run.wait_for_end().await {
+            match self.engine.driven_here(id).await {
+                Driven::Now(active_run) => match active_run.wait_for_end().await {
                     Some(run) => return Some(run),
                     None if active_run.is_suspended() => {}
                     None => return None,
                 },
-                None => {
-                    let sleeps = self.engine.run_sleeps_here(id).await;
-                    // In this order: it may have been woken meanwhile.
-                    if active_runs.get(id).is_some() {
-                        continue;
-                    }
-                    // Otherwise its parent has not reached it yet.
-                    if !sleeps && !orphans.contains(id) {
-                        return None;
-                    }
-                }
+                Driven::Later => {}
+                Driven::No => return None,
             }
             changed.await;
         }
@@ -536,9 +521,7 @@ impl Runner {
 
     /// Whether this process drives the run, or another node the tree of this root.
     pub async fn is_at_work(&self, id: RunId) -> bool {
-        let is_driven = || self.engine.active_runs.get(id).is_some();
-        // In this order: it may be woken meanwhile.
-        if is_driven() || self.engine.run_sleeps_here(id).await || is_driven() {
+        if !matches!(self.engine.driven_here(id).await, Driven::No) {
             return true;
         }
         match self.store().cluster() {

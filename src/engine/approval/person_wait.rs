@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::domain::run::{PendingInput, Run, RunId, Status};
 use crate::domain::waiting_for::WaitingFor;
-use crate::engine::context::Engine;
+use crate::engine::context::{Driven, Engine};
 
 /// The record of a run that has come to wait for a person. `seen` is a record in which it waits for one already: then the
 /// record in which it waits no more, or for other calls. Never resolves if this process does not drive the run.
@@ -14,33 +14,35 @@ pub async fn wait_for_person(engine: &Engine, id: RunId, seen: Option<&Run>) -> 
         // Subscribe before looking, so that no change is missed.
         let mut resumed = pin!(engine.suspension.changed.notified());
         resumed.as_mut().enable();
-        let Some(active_run) = engine.active_runs.get(id) else {
-            let sleeps = engine.run_sleeps_here(id).await;
-            // In this order: it may have been woken meanwhile.
-            if engine.active_runs.get(id).is_some() {
+        let active_run = match engine.driven_here(id).await {
+            Driven::Now(active_run) => active_run,
+            Driven::Later => {
+                if let Some(run) = changed_record(engine, id, seen).await {
+                    return run;
+                }
+                resumed.await;
                 continue;
             }
-            // Otherwise its parent has not reached it yet.
-            match sleeps || engine.orphans.contains(id) {
-                true => resumed.await,
-                false => std::future::pending().await,
-            }
-            continue;
+            Driven::No => std::future::pending().await,
         };
         let mut changed = pin!(active_run.tree.root_permit.changed.notified());
         changed.as_mut().enable();
         // The record is read only if it may have changed.
         if (seen.is_some() || active_run.is_waiting())
-            && let Ok(Some(run)) = engine.journal.store().run(id).await
-            && has_changed(&run, seen)
+            && let Some(run) = changed_record(engine, id, seen).await
         {
-            return Arc::new(run);
+            return run;
         }
         tokio::select! {
             () = changed => {}
             () = resumed => {}
         }
     }
+}
+
+async fn changed_record(engine: &Engine, id: RunId, seen: Option<&Run>) -> Option<Arc<Run>> {
+    let run = engine.journal.store().run(id).await.ok().flatten()?;
+    has_changed(&run, seen).then(|| Arc::new(run))
 }
 
 /// Whether a record is what somebody waits for who has `seen` another.
