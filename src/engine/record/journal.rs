@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use crate::domain::event::{Event, EventKind};
 use crate::domain::failure::Failure;
 use crate::domain::run::{Outcome, Run, Status, now};
+use crate::domain::usage::{TreeUsage, Usage};
 use crate::domain::warning::RunWarning;
 use crate::domain::webhook::Webhook;
 use crate::engine::record::budget_charges::{self, PendingCharge};
@@ -135,9 +136,12 @@ impl Journal {
         change: Change,
         entry: Entry,
     ) -> Result<u64, StoreError> {
-        self.store
-            .write(inactive_write(run, change, vec![entry]))
-            .await
+        let mut write = inactive_write(run, change, vec![entry]);
+        if run.parent_id.is_none() {
+            let webhooks = self.store.webhooks(run.id).await?;
+            write = with_deliveries(write, &webhooks, Status::Running, (&run.usage, &run.tree));
+        }
+        self.store.write(write).await
     }
 
     /// Commits warnings of a run that is not driven at the moment.
@@ -163,15 +167,13 @@ impl Journal {
         let kind = EventKind::RunFailed {
             error: failure.clone(),
         };
-        let time = now();
-        let event = Origin::from(run).event(time, kind.clone());
         let closing = FinishedRun {
             completion_status: None,
             outcome: Outcome::Failed {
                 failure,
                 partial: run.partial_content.clone(),
             },
-            finished_at: time,
+            finished_at: now(),
             progress: Progress {
                 turns: run.turns,
                 model: run.model.clone(),
@@ -185,15 +187,8 @@ impl Journal {
             scorers: Vec::new(),
         };
         let change = Change::Finish(Box::new(closing));
-        let write = Write {
-            deliveries: webhook_events::deliveries(
-                webhooks,
-                &[event],
-                run.status,
-                (&run.usage, &run.tree),
-            ),
-            ..inactive_write(run, change, vec![kind.into()])
-        };
+        let write = inactive_write(run, change, vec![kind.into()]);
+        let write = with_deliveries(write, webhooks, run.status, (&run.usage, &run.tree));
         self.store.write(write).await.map(drop)
     }
 }
@@ -280,7 +275,7 @@ fn build_charged_write(
 
 /// A write about an active run, including its webhook deliveries.
 pub fn build_write(run: &ActiveRun, change: Change, entries: Vec<Entry>) -> Write {
-    with_deliveries(run, write(run.origin(), change, entries))
+    with_own_deliveries(run, write(run.origin(), change, entries))
 }
 
 /// As [`build_write`], of a root that is a fork.
@@ -295,16 +290,29 @@ pub fn build_fork_write(
         turns,
         ..write(run.origin(), change, Vec::new())
     };
-    with_deliveries(run, write)
+    with_own_deliveries(run, write)
 }
 
-fn with_deliveries(run: &ActiveRun, mut write: Write) -> Write {
-    let webhooks = &run.tree.webhooks;
-    if run.parent.is_none() && !webhooks.is_empty() {
+fn with_own_deliveries(run: &ActiveRun, write: Write) -> Write {
+    match run.parent {
+        None => {
+            let (own, tree) = run.usage();
+            with_deliveries(write, &run.tree.webhooks, Status::Running, (&own, &tree))
+        }
+        Some(_) => write,
+    }
+}
+
+/// Adds the deliveries of a root's events.
+fn with_deliveries(
+    mut write: Write,
+    webhooks: &[Arc<Webhook>],
+    status: Status,
+    usage: (&Usage, &TreeUsage),
+) -> Write {
+    if !webhooks.is_empty() {
         let events: Vec<Event> = write.origin.events(&write.entries).collect();
-        let (own, tree) = run.usage();
-        write.deliveries =
-            webhook_events::deliveries(webhooks, &events, Status::Running, (&own, &tree));
+        write.deliveries = webhook_events::deliveries(webhooks, &events, status, usage);
     }
     write
 }
