@@ -52,6 +52,11 @@ impl WaitingFor {
     pub fn is_input(self) -> bool {
         matches!(self, Self::Approval | Self::Input | Self::Reconcile)
     }
+
+    /// Whether the record has all that ends the wait: it needs no memory meanwhile.
+    pub fn may_sleep(self) -> bool {
+        self.is_input() || matches!(self, Self::Event | Self::Sleep)
+    }
 }
 
 /// The wait of a run.

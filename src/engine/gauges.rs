@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
+use crate::domain::input::InputKind;
 use crate::domain::period_budget::PeriodLimit;
 use crate::domain::rate_limit::RateStatus;
 use crate::domain::run::now;
 use crate::engine::context::Engine;
 use crate::engine::runner::Runner;
 use crate::engine::state::period_budgets::BudgetStatus;
-use crate::telemetry::metrics::{BudgetAmounts, BudgetGauge, GaugeSnapshot};
+use crate::telemetry::metrics::{BudgetAmounts, BudgetGauge, GaugeSnapshot, Waiting};
 
 /// How long a scrape waits for the store, each time that it reads.
 const STORE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -74,6 +75,11 @@ impl Runner {
         let queued = self.queue_load().1 + engine.cluster_permits.waiting_count();
         let active_runs = &engine.active_runs;
         let budgets = self.period_budgets().statuses(now());
+        let waiting = |kind| {
+            let awake = engine.pending_inputs.requested_at(kind);
+            let asleep = engine.sleeping_trees.requested_at(kind);
+            Waiting::since(awake.into_iter().chain(asleep))
+        };
         GaugeSnapshot {
             queued_bytes: engine.queued_bytes.used(),
             body_bytes: 0,
@@ -84,8 +90,8 @@ impl Runner {
             queued,
             suspended: active_runs.suspended_count(),
             asleep: engine.sleeping_trees.count(),
-            approvals: engine.pending_inputs.waiting_approvals(),
-            questions: engine.pending_inputs.waiting_questions(),
+            approvals: waiting(InputKind::Approval),
+            questions: waiting(InputKind::Question),
             inputs: engine.client_calls.waiting(),
             queued_writes: self.store().queued_writes(),
             budgets: budgets.into_iter().map(budget).collect(),

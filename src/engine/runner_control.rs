@@ -38,6 +38,7 @@ use crate::engine::state::input_answer::InputAnswer;
 use crate::engine::state::live_text::PartialReply;
 use crate::engine::state::sessions::SessionKey;
 use crate::engine::variants;
+use crate::engine::workdir;
 use crate::ssrf::SsrfGuard;
 use crate::standing_task;
 use crate::store::StoreError;
@@ -164,11 +165,13 @@ impl Runner {
         }
     }
 
-    /// The text of a file that a run of this process could replace; `None` if there is none, or it is long or no text.
+    /// The text of a file that a run could replace; `None` if there is none, or it is long or no text.
     pub async fn workdir_text(&self, id: RunId, path: String) -> Option<String> {
         const MAX_BYTES: u64 = 256 << 10;
-        let active_run = self.engine.active_runs.get(id)?;
-        let dir = Arc::clone(active_run.workdir.dir()?);
+        let dir = match self.engine.active_runs.get(id) {
+            Some(active_run) => Arc::clone(active_run.workdir.dir()?),
+            None => workdir::open_recorded(&self.engine, id).await?,
+        };
         run_blocking(move || {
             let file = WorkdirHandle::new(dir)
                 .open_regular(Path::new(&path))

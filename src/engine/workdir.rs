@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use crate::catalog::prompt::PromptError;
 use crate::domain::agent::Agent;
+use crate::domain::run::RunId;
 use crate::engine::blocking::run_blocking;
 use crate::engine::context::{Engine, RunContext};
+use crate::engine::record::agent_snapshots;
 use crate::workdirs::file_id::KnownDir;
 use crate::workdirs::workdir::Workdir;
 
@@ -55,6 +57,20 @@ pub async fn record_id(context: &RunContext) {
     if let Ok(dir) = open_dir(&context.engine, &context.run.agent, None).await {
         context.run.workdir.set_id(dir.id());
     }
+}
+
+/// The directory of a run that this process does not drive; `None` if the run has opened none, or is over.
+pub async fn open_recorded(engine: &Arc<Engine>, id: RunId) -> Option<Arc<Workdir>> {
+    let store = engine.journal.store();
+    let unfinished = store.unfinished_trees(vec![id]).await.ok()?;
+    let run = unfinished.into_iter().find(|it| it.run.id == id)?;
+    let state = run.resume_state?;
+    let agent = agent_snapshots::parse(&state.definition)?;
+    let known = KnownDir {
+        id: state.workdir?,
+        is_elsewhere: store.cluster().is_some(),
+    };
+    open_dir(engine, &agent, Some(known)).await.ok()
 }
 
 /// Opens the directory of this agent's runs, which must be `expected` if that is given.

@@ -10,11 +10,12 @@ use uuid::Uuid;
 
 use crate::domain::attachment::{Blobs, Digest};
 use crate::domain::event::StoredEvent;
-use crate::domain::input::InputRequest;
+use crate::domain::input::{InputKind, InputRequest};
 use crate::domain::run::{Run, RunId, now};
 use crate::domain::usage::TreeUsage;
 use crate::record::entry::RecordedEntry;
 use crate::record::event::Origin;
+use crate::settings::choice::Choice;
 use crate::store::encoding::definition_cache::Hash;
 use crate::store::encoding::entries;
 use crate::store::encoding::integers::signed;
@@ -79,7 +80,7 @@ static UNFINISHED_TREES: LazyLock<Texts> = LazyLock::new(|| {
 macro_rules! waits_of {
     ($condition:expr) => {
         concat!(
-            "SELECT s.id, s.owner, s.session, s.last_event, a.seq, a.request FROM runs s \
+            "SELECT s.id, s.owner, s.session, s.last_event, a.seq, a.kind, a.request FROM runs s \
              LEFT JOIN inputs a ON a.root = s.id WHERE ",
             $condition,
             " ORDER BY s.id"
@@ -88,6 +89,11 @@ macro_rules! waits_of {
 }
 const SLEEPING: &str = waits_of!(sleeps!());
 const SLEEPING_OF: &str = waits_of!(concat!(sleeps!(), " AND s.id ", any!(":roots")));
+const WAITS_OF: &str = waits_of!(concat!(
+    "s.status = 'waiting' AND s.id NOT IN (SELECT c.root FROM runs c WHERE c.finished_at IS NULL AND c.status <> 'waiting') \
+     AND s.id ",
+    any!(":roots")
+));
 static TREE_USAGE: LazyLock<String> = LazyLock::new(|| {
     format!(
         "SELECT {USAGE_COLUMNS} FROM runs r WHERE r.id IN {}",
@@ -307,6 +313,18 @@ pub async fn sleeping_trees(
     db: &Reader,
     roots: Option<&[RunId]>,
 ) -> StoreResult<Vec<SleepingTree>> {
+    match roots {
+        None => waits(db, SLEEPING, &[]).await,
+        Some(roots) => waits(db, SLEEPING_OF, roots).await,
+    }
+}
+
+/// What these trees wait for.
+pub async fn waits_of(db: &Reader, roots: &[RunId]) -> StoreResult<Vec<SleepingTree>> {
+    waits(db, WAITS_OF, roots).await
+}
+
+async fn waits(db: &Reader, sql: &str, roots: &[RunId]) -> StoreResult<Vec<SleepingTree>> {
     let mut trees: Vec<SleepingTree> = Vec::new();
     let add = |row: &Row<'_>| {
         let root: RunId = row.get("id")?;
@@ -316,6 +334,7 @@ pub async fn sleeping_trees(
                 owner: row.get("owner")?,
                 session: row.get("session")?,
                 waits: 0,
+                inputs: Vec::new(),
                 until: None,
                 has_changed: true,
             });
@@ -328,18 +347,16 @@ pub async fn sleeping_trees(
             return Ok(());
         };
         tree.waits += 1;
+        let kind: String = row.get("kind")?;
+        if let Some(kind @ (InputKind::Approval | InputKind::Question)) = InputKind::named(&kind) {
+            tree.inputs.push((kind, request.requested_at));
+        }
         tree.until = [tree.until, request.deadline].into_iter().flatten().min();
         tree.has_changed &= row.get::<Option<u64>>("seq")? != Some(row.get("last_event")?);
         Ok(())
     };
-    match roots {
-        None => db.query(SLEEPING, &[], add).await?,
-        Some(roots) => {
-            let roots: Vec<Uuid> = roots.iter().map(|root| root.0).collect();
-            db.query(SLEEPING_OF, params! {":roots": roots}, add)
-                .await?
-        }
-    };
+    let roots: Vec<Uuid> = roots.iter().map(|root| root.0).collect();
+    db.query(sql, params! {":roots": roots}, add).await?;
     Ok(trees)
 }
 

@@ -165,6 +165,12 @@ impl<E: Engine> RunRecords for E {
         })
     }
 
+    fn waits_of(&self, roots: Vec<RunId>) -> BoxFuture<'_, Result<Vec<SleepingTree>, StoreError>> {
+        self.read(ReadMode::Statement, move |db| {
+            Box::pin(async move { run_queries::waits_of(db, &roots).await })
+        })
+    }
+
     fn claimed_run(
         &self,
         key: IdempotencyKey,

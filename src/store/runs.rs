@@ -8,6 +8,7 @@ use jiff::Timestamp;
 
 use crate::domain::attachment::{Blobs, Digest};
 use crate::domain::failure::FailureCode;
+use crate::domain::input::InputKind;
 use crate::domain::run::{Run, RunId, Status};
 use crate::domain::run_ref::IdPart;
 use crate::domain::score::{ScoreCondition, ScoreFilter};
@@ -128,6 +129,9 @@ pub trait RunRecords: Send + Sync + 'static {
         roots: Option<Vec<RunId>>,
     ) -> BoxFuture<'_, Result<Vec<SleepingTree>, StoreError>>;
 
+    /// What the record has of these trees if they have not ended.
+    fn waits_of(&self, roots: Vec<RunId>) -> BoxFuture<'_, Result<Vec<SleepingTree>, StoreError>>;
+
     /// The run that an idempotency key has accepted, until the key expires.
     fn claimed_run(
         &self,
@@ -135,7 +139,7 @@ pub trait RunRecords: Send + Sync + 'static {
     ) -> BoxFuture<'_, Result<Option<ClaimedRun>, StoreError>>;
 }
 
-/// What the record has of a tree that waits for times or events.
+/// What the record has of a tree that waits.
 #[derive(Clone, Debug)]
 pub struct SleepingTree {
     pub root: RunId,
@@ -143,6 +147,8 @@ pub struct SleepingTree {
     pub session: Option<String>,
     /// How many of its calls wait.
     pub waits: u32,
+    /// Those that wait for people, and since when.
+    pub inputs: Vec<(InputKind, Timestamp)>,
     /// When the first of these ends by itself; `None` if none does.
     pub until: Option<Timestamp>,
     /// Whether something was recorded after the last of them began.

@@ -35,8 +35,11 @@ use crate::store::StoreError;
 use crate::tools::toolbox::Toolbox;
 use crate::validation;
 
-/// How long other arguments for a call wait until its run has reached the call again after a restart.
+/// How long other arguments for a call wait until its run has reached the call again, after a restart or its sleep.
 const REACH_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// By how much the deadline of an input may differ from the one that is recorded in a tree that sleeps.
+const MAX_MOVED: Duration = Duration::from_secs(1);
 
 /// Why a decision was not accepted.
 #[derive(Debug, thiserror::Error, Serialize, Deserialize)]
@@ -74,7 +77,7 @@ pub enum DecideError {
     /// The arguments do not fit the tool's schema.
     #[error("{}", .0.join("; "))]
     InvalidArguments(Vec<String>),
-    #[error("{0} has not reached this call again since the daemon was restarted; try again")]
+    #[error("{0} has not reached this call yet; try again")]
     NotReached(RunId),
     #[error("the daemon is stopping; look at the run and try again")]
     Draining,
@@ -176,10 +179,11 @@ pub async fn await_answer(
     };
     let since = requested_at.map_or_else(now, |at| {
         let requests = recorded_calls.inputs_requested.values();
-        // Without other nodes the clocks are the same one.
-        let waiting_since = match context.engine.journal.store().cluster() {
-            Some(_) => context.run.clock().waiting_since,
-            None => None,
+        // Without other nodes, and in a tree that has slept, the clocks are the same one.
+        let may_differ = context.engine.journal.store().cluster().is_some();
+        let waiting_since = match may_differ && !context.run.tree.has_slept {
+            true => context.run.clock().waiting_since,
+            false => None,
         };
         let difference = clock_difference(waiting_since, requests.map(|it| it.time));
         at.checked_add(difference).unwrap_or(at)
@@ -195,10 +199,24 @@ pub async fn await_answer(
         let held = held_time::since(context, requested_at).await?;
         *deadline = deadline.checked_add(held).unwrap_or(Timestamp::MAX);
     }
+    // A tree that sleeps wakes at the deadline that is recorded.
+    let is_moved = requested.is_some_and(|it| match (it.deadline, deadline) {
+        (Some(recorded), Some(at)) => recorded.duration_until(at).unsigned_abs() > MAX_MOVED,
+        (recorded, at) => recorded != at,
+    });
+    // Nor does it wake when the input is withdrawn.
+    let needs_memory = is_moved || input.withdrawn.is_some();
+    let awake = needs_memory.then(|| context.run.tree.suspension.keep_awake());
     let waiting_for = input.waiting_for;
     pause::pause(context, PauseReason::Call(waiting_for), event).await?;
     begun.await?;
-    match receive_answer(context, pending, input, deadline).await {
+    let received = receive_answer(context, pending, input, deadline).await;
+    if let Some(awake) = awake {
+        drop(awake);
+        let trees = &context.engine.sleeping_trees;
+        trees.add_candidate(context.run.scope.root);
+    }
+    match received {
         Ok(answer) => {
             pause::end_call_wait(context, waiting_for).await?;
             Ok(Ok(answer))
@@ -284,14 +302,26 @@ async fn receive_answer(
         let (answer, ack) = pause::within_deadline(&context.run, received).await?;
         let entries = vec![answer.to_entry(input.id)];
         let journal = &context.engine.journal;
-        let committed = journal.append(&context.run, answer.to_change(), entries);
-        let committed = committed.await.map(drop);
+        let committed = async {
+            // So that the tree does not fall asleep meanwhile.
+            let _guard = match input.waiting_for.is_input() {
+                true => Some(context.run.tree.root_permit.update_lock.lock().await),
+                false => None,
+            };
+            let committed = journal.append(&context.run, answer.to_change(), entries);
+            committed.await.map(drop)
+        };
+        let committed = committed.await;
         context.run.tree.root_permit.changed.notify_waiters();
         let is_repeated = matches!(committed, Err(StoreError::AlreadyClaimed(_)));
         if is_repeated {
             pending.renew();
         }
-        if let Some(ack) = ack {
+        // A tree that sleeps gets its answers otherwise.
+        let is_asleep = context.run.tree.suspension.is_asleep();
+        if let Some(ack) = ack
+            && !(is_asleep && matches!(committed, Err(StoreError::Suspended)))
+        {
             // The answer counts even if its client has disconnected.
             let _ = ack.send(committed.clone());
         }
@@ -428,7 +458,8 @@ async fn check_arguments(
             if let Some(tool) = approvals.tool(id, call) {
                 return Ok(tool);
             }
-            find_unanswered(engine, id, call, InputKind::Approval).await?;
+            let (run, _) = find_unanswered(engine, id, call, InputKind::Approval).await?;
+            engine.sleeping_trees.wake(run.root_id);
             tokio::select! {
                 () = registered => {}
                 () = engine.draining.cancelled() => return Err(DecideError::Draining),

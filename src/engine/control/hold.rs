@@ -75,6 +75,9 @@ fn put_in_force(engine: &Engine, id: RunId, is_held: bool) {
         && let Some(active_run) = engine.active_runs.get(id)
     {
         active_run.set_held(is_held);
+        if !is_held {
+            engine.sleeping_trees.add_candidate(active_run.scope.root);
+        }
     }
 }
 

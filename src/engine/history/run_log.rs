@@ -99,6 +99,8 @@ pub struct RecordedTurn {
 #[derive(Clone, Debug)]
 pub struct RecordedInput {
     pub time: Timestamp,
+    /// When it ends by itself; `None` if it does not.
+    pub deadline: Option<Timestamp>,
     pub kind: RecordedInputKind,
 }
 
@@ -455,30 +457,47 @@ impl RecordedCalls {
             EventKind::ApprovalRequested {
                 tool_call_id,
                 arguments_hash,
+                deadline,
                 ..
             } => {
                 let kind = RecordedInputKind::Approval(arguments_hash.clone());
-                let requested = RecordedInput { time, kind };
+                let requested = RecordedInput {
+                    time,
+                    deadline: *deadline,
+                    kind,
+                };
                 self.inputs_requested
                     .insert(tool_call_id.clone(), requested);
             }
             EventKind::InputRequested {
-                input_id, schema, ..
+                input_id,
+                schema,
+                deadline,
+                ..
             } => {
                 let kind = RecordedInputKind::Question(schema.clone());
-                let requested = RecordedInput { time, kind };
+                let requested = RecordedInput {
+                    time,
+                    deadline: *deadline,
+                    kind,
+                };
                 self.inputs_requested.insert(input_id.clone(), requested);
             }
             EventKind::WaitStarted {
                 tool_call_id,
                 event,
+                until,
                 ..
             } => {
                 let kind = match event {
                     Some(_) => RecordedInputKind::Event,
                     None => RecordedInputKind::Sleep,
                 };
-                let requested = RecordedInput { time, kind };
+                let requested = RecordedInput {
+                    time,
+                    deadline: *until,
+                    kind,
+                };
                 self.inputs_requested
                     .insert(tool_call_id.clone(), requested);
             }

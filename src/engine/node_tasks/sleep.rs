@@ -1,6 +1,5 @@
-//! Puts trees to sleep that wait for times and events only, and wakes them.
+//! Puts trees to sleep that wait for people, times and events only, and wakes them.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +9,7 @@ use tracing::{debug, warn};
 use crate::domain::run::{RunId, now};
 use crate::engine::context::Engine;
 use crate::engine::node_tasks::claims;
+use crate::store::runs::SleepingTree;
 
 /// Trees that are put to sleep or woken at once: clients that change runs wait meanwhile.
 const MAX_TREES: usize = 250;
@@ -57,33 +57,41 @@ async fn put_to_sleep(engine: &Engine) {
     if candidates.is_empty() || engine.playbacks.is_some() {
         return;
     }
+    let recorded = recorded_waits(engine, candidates.clone()).await;
     let _gate = engine.suspension.resume_lock.write().await;
     let unreleased = engine.cluster_permits.unreleased();
-    let is_released = |root: &RunId| !unreleased.iter().any(|(id, _)| id == root);
-    let (released, others): (HashSet<_>, HashSet<_>) =
-        candidates.into_iter().partition(is_released);
-    for root in others {
-        engine.sleeping_trees.add_candidate(root);
-    }
-    let asleep = engine
-        .active_runs
-        .take_sleeping(released, &engine.sleeping_trees);
+    let released = recorded.iter().filter(|tree| {
+        let is_over = tree.until.is_some_and(|until| until <= now());
+        !is_over && !unreleased.iter().any(|(id, _)| *id == tree.root)
+    });
+    let waits = released.map(|tree| (tree.root, tree.waits)).collect();
+    let candidates = candidates.into_iter().collect();
+    let trees = &engine.sleeping_trees;
+    let asleep = engine.active_runs.take_sleeping(&candidates, &waits, trees);
     if asleep.is_empty() {
         return;
     }
     let roots = asleep.iter().map(|(root, _)| root.scope.run).collect();
-    let recorded = engine.journal.store().sleeping_trees(Some(roots)).await;
-    let recorded = recorded.unwrap_or_default();
+    let recorded = recorded_waits(engine, roots).await;
     for (root, waits) in asleep {
         let id = root.scope.run;
         let found = recorded
             .iter()
             .find(|tree| tree.root == id && tree.waits == waits);
-        // Otherwise a wait has just ended, or it is not known.
+        // Otherwise a wait has ended meanwhile, or it is not known.
         let wakes_at = found.map_or_else(|| Some(now()), |tree| tree.until);
+        if let Some(tree) = found {
+            trees.set_inputs(id, tree.inputs.clone());
+        }
         if let Some(at) = wakes_at {
-            engine.sleeping_trees.wake_at(id, at);
+            trees.wake_at(id, at);
         }
         root.cancel_token.cancel();
     }
+}
+
+/// Empty if the store cannot say.
+async fn recorded_waits(engine: &Engine, roots: Vec<RunId>) -> Vec<SleepingTree> {
+    let recorded = engine.journal.store().waits_of(roots).await;
+    recorded.unwrap_or_default()
 }

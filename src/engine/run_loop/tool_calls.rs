@@ -405,7 +405,7 @@ async fn execute_when_approved(
         && context.run.tree.played().is_none()
         && !(batch.has_started(call) && is_approved());
     let mut rejection = None;
-    if needs_approval {
+    if needs_approval && !recorded_calls.inputs_requested.contains_key(&call.id) {
         let owner = context.run.tree.owner.as_deref();
         // A call that is rejected needs no approval. It is not checked again: the check could end otherwise then.
         rejection = Box::pin(batch.toolbox.check_call(call, owner)).await.err();

@@ -85,6 +85,16 @@ enum Phase {
     Ending,
 }
 
+/// What became of a tree that was to fall asleep.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum SleepAttempt {
+    Asleep,
+    /// Something keeps it awake just now.
+    Busy,
+    /// It does not only wait, or has what is only in memory.
+    Awake,
+}
+
 /// The answer to a cancel request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CancelState {
@@ -356,18 +366,22 @@ impl ActiveRun {
     }
 
     /// Marks the tree of this root as asleep, so that nothing of it is recorded any more, unless it is suspended, changes, or has
-    /// what is only in memory. `None` if it changes just now.
-    pub fn fall_asleep(&self) -> Option<bool> {
-        let _unchanged = self.tree.root_permit.update_lock.try_lock().ok()?;
+    /// what is only in memory.
+    pub fn fall_asleep(&self) -> SleepAttempt {
+        let Ok(_unchanged) = self.tree.root_permit.update_lock.try_lock() else {
+            return SleepAttempt::Busy;
+        };
         let may_sleep = !self.is_suspended()
+            && !self.tree.suspension.is_kept_awake()
             && !self.tree.is_chat
             && !self.tree.provider_keys.is_needed()
             && self.tree.trace.as_ref().is_none_or(|it| !it.has_caller())
             && self.clock().pause.sleeping().is_some();
-        if may_sleep {
-            self.tree.suspension.fall_asleep();
+        if !may_sleep {
+            return SleepAttempt::Awake;
         }
-        Some(may_sleep)
+        self.tree.suspension.fall_asleep();
+        SleepAttempt::Asleep
     }
 
     /// Suspends the tree after a failed write or an unreadable record: all its runs stop until it is resumed from its record.

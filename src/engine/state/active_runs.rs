@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::domain::run::RunId;
 use crate::domain::suspension::SuspensionCause;
-use crate::engine::state::active_run::ActiveRun;
+use crate::engine::state::active_run::{ActiveRun, SleepAttempt};
 use crate::engine::state::kept_reply::ReplySpace;
 use crate::engine::state::sleeping_trees::SleepingTrees;
 use crate::engine::state::turn_log::LargeBodies;
@@ -69,18 +69,20 @@ impl ActiveRuns {
     }
 
     /// Removes those of these trees that only sleep, and adds them to `sleeping`. Returns each root with the number of calls
-    /// that wait in its tree.
+    /// that wait in its tree. One whose record has another number, in `recorded`, would wake at once: it is looked at again.
     pub fn take_sleeping(
         &self,
-        roots: HashSet<RunId>,
+        roots: &HashSet<RunId>,
+        recorded: &HashMap<RunId, u32>,
         sleeping: &SleepingTrees,
     ) -> Vec<(Arc<ActiveRun>, u32)> {
         let mut runs = self.lock();
         let mut waits: HashMap<RunId, u32> = HashMap::new();
         let mut awake = HashSet::new();
         for run in runs.values().filter(|run| roots.contains(&run.scope.root)) {
-            let waiting = run.clock().pause.sleeping();
-            match waiting.filter(|_| !run.cancel_token.is_cancelled()) {
+            let sleeping = run.clock().pause.sleeping();
+            // The time that a person has stands still while a run is held.
+            match sleeping.filter(|_| !run.cancel_token.is_cancelled() && !run.is_held()) {
                 Some(count) => *waits.entry(run.scope.root).or_default() += count,
                 None => drop(awake.insert(run.scope.root)),
             }
@@ -91,13 +93,18 @@ impl ActiveRuns {
             }
         }
         waits.retain(|root, _| !awake.contains(root));
-        let asleep = waits.into_iter().filter_map(|(root, waits)| {
-            let root = Arc::clone(runs.get(&root)?);
-            let is_asleep = root.fall_asleep();
-            if is_asleep.is_none() {
-                sleeping.add_candidate(root.scope.run);
+        let asleep = waits.into_iter().filter_map(|(id, waits)| {
+            let root = Arc::clone(runs.get(&id)?);
+            let attempt = match recorded.get(&id) == Some(&waits) {
+                true => root.fall_asleep(),
+                false => SleepAttempt::Busy,
+            };
+            match attempt {
+                SleepAttempt::Asleep => return Some((root, waits)),
+                SleepAttempt::Busy => sleeping.add_candidate(id),
+                SleepAttempt::Awake => {}
             }
-            is_asleep?.then_some((root, waits))
+            None
         });
         let asleep: Vec<_> = asleep.collect();
         for (root, _) in &asleep {

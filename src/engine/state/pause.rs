@@ -143,7 +143,7 @@ impl Pause {
         first.unwrap_or(WaitingFor::Batch)
     }
 
-    /// How many calls and children an idle run waits for, if all of them wait for a time or an event.
+    /// How many calls and children an idle run waits for, if none of them needs memory meanwhile.
     pub fn sleeping(&self) -> Option<u32> {
         let Calls { own, background } = self.calls();
         let sleeping = own.sleeping() + background.sleeping();
@@ -231,8 +231,9 @@ impl Counts {
     }
 
     fn sleeping(self) -> u32 {
-        let sleeping = [WaitingFor::Sleep, WaitingFor::Event];
-        sleeping.map(|it| self.waiting[it as usize]).iter().sum()
+        let all = WaitingFor::ALL.into_iter();
+        let sleeping = all.filter(|it| it.may_sleep());
+        sleeping.map(|it| self.waiting[it as usize]).sum()
     }
 
     fn after_background(self, event: BackgroundEvent) -> Self {

@@ -12,7 +12,6 @@ use crate::domain::message::ToolCall;
 use crate::domain::run::RunId;
 use crate::engine::state::input_answer::InputAnswer;
 use crate::store::StoreError;
-use crate::telemetry::metrics::Waiting;
 use crate::tools::toolbox::Toolbox;
 
 #[derive(Default)]
@@ -100,22 +99,13 @@ impl PendingInputs {
         waiter.tool.clone()
     }
 
-    /// The calls that wait for approval without a decision.
-    pub fn waiting_approvals(&self) -> Waiting {
-        self.waiting(InputKind::Approval)
-    }
-
-    /// The questions without an answer.
-    pub fn waiting_questions(&self) -> Waiting {
-        self.waiting(InputKind::Question)
-    }
-
-    fn waiting(&self, kind: InputKind) -> Waiting {
+    /// Since when they wait, for each input of this kind without an answer.
+    pub fn requested_at(&self, kind: InputKind) -> Vec<Timestamp> {
         let waiters = self.lock();
         let open = waiters
             .values()
             .filter(|it| it.kind == kind && it.sender.is_some());
-        Waiting::since(open.map(|waiter| waiter.requested_at))
+        open.map(|waiter| waiter.requested_at).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiters> {

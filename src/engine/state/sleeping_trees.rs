@@ -1,5 +1,5 @@
-//! Trees that wait for times and events only. Nothing of them is in memory but this index: the record has the rest, and they go
-//! on from there.
+//! Trees that wait for people, times and events only. Nothing of them is in memory but this index: the record has the rest, and they
+//! continue from there.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::domain::input::InputKind;
 use crate::domain::run::{RunId, now};
 use crate::engine::state::sessions::SessionGuard;
 
@@ -38,6 +39,8 @@ struct SleepingTree {
     /// `Timestamp::MAX` if only an event ends its wait.
     wakes_at: Timestamp,
     phase: Phase,
+    /// What it needs of people, and since when.
+    inputs: Box<[(InputKind, Timestamp)]>,
     /// Its place in its session. Boxed: most trees have none.
     session_guard: Option<Box<SessionGuard>>,
 }
@@ -100,6 +103,7 @@ impl SleepingTrees {
         let tree = SleepingTree {
             wakes_at: Timestamp::MAX,
             phase: Phase::FallingAsleep,
+            inputs: Box::default(),
             session_guard: None,
         };
         self.lock().trees.insert(root, tree);
@@ -190,6 +194,21 @@ impl SleepingTrees {
 
     pub fn contains(&self, root: RunId) -> bool {
         self.lock().trees.contains_key(&root)
+    }
+
+    /// Adds what a tree needs of people.
+    pub fn set_inputs(&self, root: RunId, inputs: Vec<(InputKind, Timestamp)>) {
+        if let Some(tree) = self.lock().trees.get_mut(&root) {
+            tree.inputs = inputs.into();
+        }
+    }
+
+    /// Since when they wait for people, for each input of this kind.
+    pub fn requested_at(&self, kind: InputKind) -> Vec<Timestamp> {
+        let state = self.lock();
+        let inputs = state.trees.values().flat_map(|tree| &tree.inputs);
+        let of_kind = inputs.filter(|(it, _)| *it == kind);
+        of_kind.map(|(_, at)| *at).collect()
     }
 
     pub fn count(&self) -> usize {

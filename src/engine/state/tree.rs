@@ -1,7 +1,7 @@
 //! What all runs of one tree share.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -135,6 +135,8 @@ pub struct TreeSuspension {
     cause: OnceLock<SuspensionCause>,
     /// Its tasks end because it only sleeps.
     is_asleep: AtomicBool,
+    /// How many of its waits keep it awake.
+    kept_awake: AtomicU32,
     /// When it was last resumed after a failed write, and how often in a row; empty if never.
     pub last_resume: OnceLock<(Instant, u32)>,
     /// Results of mutating tools that could not be recorded, by run and call.
@@ -144,6 +146,15 @@ pub struct TreeSuspension {
     /// When the start of calls of mutating tools could not be recorded, by run and call. They have not begun, although the record may
     /// have their start: only its answer may be lost.
     unrecorded_starts: Mutex<HashMap<(RunId, String), Timestamp>>,
+}
+
+/// See [`TreeSuspension::keep_awake`].
+pub struct AwakeGuard<'s>(&'s TreeSuspension);
+
+impl Drop for AwakeGuard<'_> {
+    fn drop(&mut self) {
+        self.0.kept_awake.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// What the log says of a tree after this error.
@@ -159,6 +170,16 @@ impl TreeSuspension {
     /// Whether nothing of the tree is recorded any more until it is resumed.
     pub fn is_suspended(&self) -> bool {
         self.cause.get().is_some() || self.is_asleep()
+    }
+
+    /// Keeps the tree awake until the result is dropped.
+    pub fn keep_awake(&self) -> AwakeGuard<'_> {
+        self.kept_awake.fetch_add(1, Ordering::Relaxed);
+        AwakeGuard(self)
+    }
+
+    pub fn is_kept_awake(&self) -> bool {
+        self.kept_awake.load(Ordering::Relaxed) > 0
     }
 
     pub fn is_asleep(&self) -> bool {

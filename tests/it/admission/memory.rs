@@ -1,12 +1,13 @@
 //! Memory is bounded by bytes: bodies that are being read, and what queued and waiting runs keep.
 
 use reqwest::Method;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::support::app::{Setup, TestApp, send};
 use crate::support::eventually;
+use crate::support::gate::Gate;
 use crate::support::provider::answer::{calls, says};
 
 /// The value of a metric without labels.
@@ -123,19 +124,20 @@ async fn what_waiting_runs_keep_counts_for_the_queue() {
     let app = TestApp::setup()
         .sqlite()
         .config("[runs]\nmax_running = 1\nmax_queued_bytes = \"300 KB\"")
-        .agent(
-            "careful",
-            "tools = [\"write_file\"]\napprove = [\"write_file\"]\nworkdir = \"work\"",
-        )
+        .agent("held", "tools = [\"read_file\"]\nworkdir = \"work\"")
         .agent("solo", "")
         .file("work/here.txt", "here")
         .spawn()
         .await;
-    let write = json!({ "path": "a.txt", "content": "x" });
+    let gate = Gate::closed();
+    let reads = calls([("read_file", json!({"path": "here.txt"}))]);
     app.provider
-        .will("careful", [calls([("write_file", write)]), says("done")]);
-    let waiting = app.start("careful", &"long ".repeat(60_000)).await;
+        .will("held", [reads.after_gate(&gate), says("done")]);
+    let waiting = app.start("held", &"long ".repeat(60_000)).await;
+    app.provider.wait_for_request("held", 1).await;
     let path = format!("/runs/{}", waiting.id());
+    app.post(&format!("{path}/pause"), &json!({})).await;
+    gate.open();
     app.get_until(&path, |got| got.json()["status"] == "waiting")
         .await;
     metric_is(&app, BYTES, |bytes| bytes >= 300_000).await;
@@ -150,11 +152,8 @@ async fn what_waiting_runs_keep_counts_for_the_queue() {
     gate.open();
     assert_eq!(running.wait_for_end().await.output(), "done");
 
-    let pending: Value = waiting.reload().await["pending_approvals"][0].clone();
-    let call = pending["tool_call_id"].as_str().expect("a call");
-    let path = format!("/runs/{}/approvals/{call}", waiting.id());
-    let decided = app.post(&path, &json!({ "decision": "deny" })).await;
-    assert_eq!(decided.status, 202);
+    let resumed = app.post(&format!("{path}/resume"), &json!({})).await;
+    assert_eq!(resumed.status, 202);
     assert_eq!(waiting.wait_for_end().await.output(), "done");
     assert_eq!(metric(&app, BYTES).await, 0);
 }

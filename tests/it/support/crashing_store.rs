@@ -263,6 +263,10 @@ impl RunRecords for CrashingStore {
         self.inner.sleeping_trees(roots)
     }
 
+    fn waits_of(&self, roots: Vec<RunId>) -> BoxFuture<'_, Result<Vec<SleepingTree>, StoreError>> {
+        self.inner.waits_of(roots)
+    }
+
     fn claimed_run(
         &self,
         key: IdempotencyKey,

@@ -1,9 +1,9 @@
-//! Trees that only sleep, or wait for an event: the daemon keeps nothing of them in memory, and nobody notices.
+//! Trees that only wait for people, times and events: the daemon keeps nothing of them in memory, and nobody notices.
 
 use std::fs;
 
 use axed::config::environment::process_environment;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::cluster::{other, spawn};
 use crate::support::app::{ApiResponse, TestApp, send};
@@ -12,9 +12,12 @@ use crate::support::events::{assert_complete, count};
 use crate::support::eventually;
 use crate::support::provider::answer::{ScriptedAnswer, calls, delegates, says};
 use crate::support::provider::recorded_request::RecordedRequest;
+use crate::support::webhook_receiver::WebhookReceiver;
 use crate::telemetry::metrics::Page;
-use crate::tools::approvals::{approve, careful, sent, writes};
+use crate::tools::approvals::{approve, careful, decide, sent, writes};
+use crate::tools::ask_person::{self, answer, asks, curious, questions};
 use crate::tools::wait::{patient, publish, published, result, sleeps, waiting, waits, waits_for};
+use crate::webhooks::messages::{daemon, settled, webhook};
 
 /// Waits until so many trees are asleep.
 async fn asleep(app: &TestApp, trees: f64) {
@@ -100,31 +103,42 @@ async fn a_tree_sleeps_over_a_kill_and_wakes_at_its_time() {
 }
 
 #[tokio::test]
-async fn a_tree_that_also_waits_for_a_person_stays_in_memory() {
-    let app = patient("tools = [\"write_file\"]\napprove = [\"write_file\"]\n")
+async fn a_tree_that_waits_for_a_person_sleeps_too() {
+    let mut app = careful("[wait]\nenabled = true\nmax = 1000\n")
         .spawn()
         .await;
     let both = calls([
         ("sleep", json!({"seconds": 1000})),
-        ("write_file", json!({"path": "a", "content": "b"})),
+        ("write_file", json!({"path": "here.txt", "content": "b"})),
     ]);
-    app.provider.will("patient", [both]);
-    app.provider.always("patient", once("18"));
-    let other = app.start("patient", "go").await.id().to_owned();
-    waits(&app, &other).await;
-    let id = waiting(&app, "patient").await;
+    app.provider.will("careful", [both]);
+    let (id, request) = sent(&app, "careful").await;
     asleep(&app, 1.0).await;
-    let run = app.find(&other).await;
-    assert_eq!(run["wait"]["reason"], "approval");
-    // Once it is decided, the tree only sleeps.
-    let call = run["pending_approvals"][0]["tool_call_id"]
-        .as_str()
-        .expect("an id")
-        .to_owned();
-    let path = format!("/runs/{other}/approvals/{call}");
-    app.post(&path, &json!({"decision": "deny"})).await;
-    asleep(&app, 2.0).await;
-    assert_eq!(app.find(&id).await["wait"]["reason"], "event");
+    let approvals = async |app: &TestApp| {
+        let page = Page::read(&app.get("/metrics").await);
+        page.of("axed_approvals_pending")
+    };
+    assert_eq!(approvals(&app).await, 1.0);
+    // Restarted, it falls asleep again.
+    app.crash_and_restart().await;
+    asleep(&app, 1.0).await;
+    assert_eq!(approvals(&app).await, 1.0);
+    assert_eq!(app.find(&id).await["wait"]["reason"], "approval");
+    let page = app.get("/ui/approvals").await.text;
+    assert!(page.contains("Replaces"), "{page}");
+    let with = |arguments: Value| json!({"decision": "approve", "arguments": arguments});
+    let refused = decide(&app, &request, with(json!({"path": 1}))).await;
+    assert!(refused.problem(422).contains("path"));
+    asleep(&app, 1.0).await;
+    let better = json!({"path": "here.txt", "content": "better"});
+    assert_eq!(decide(&app, &request, with(better)).await.status, 202);
+    let path = format!("/runs/{id}");
+    app.get_until(&path, |got| got.json()["wait"]["reason"] == "sleep")
+        .await;
+    let text = fs::read_to_string(app.path("work/here.txt"));
+    assert_eq!(text.expect("a file"), "better");
+    asleep(&app, 1.0).await;
+    assert_eq!(approvals(&app).await, 0.0);
 }
 
 #[tokio::test]
@@ -150,6 +164,89 @@ async fn a_run_that_goes_on_waits_for_the_server_that_it_requires() {
     app.write("asking.py", program);
     let run = app.find(&id).await.wait_for_end().await;
     assert_eq!(run.output(), "done");
+}
+
+#[tokio::test]
+async fn an_answer_wakes_a_tree_and_the_next_one_too() {
+    let app = curious("").spawn().await;
+    let both = calls([1, 2].map(|n| ("ask_person", json!({"question": format!("{n}?")}))));
+    app.provider.will(
+        "planner",
+        [delegates([("curious", "go")]), says("all done")],
+    );
+    app.provider.will("curious", [both, says("done")]);
+    let id = app.start("planner", "go").await.id().to_owned();
+    asleep(&app, 1.0).await;
+    for left in [1, 0] {
+        let questions = questions(&app, left + 1).await;
+        let given = answer(&app, &questions[0], json!({"answer": "yes"})).await;
+        assert_eq!(given.status, 202, "{}", given.text);
+        if left == 1 {
+            asleep(&app, 1.0).await;
+        }
+    }
+    let run = app.find(&id).await.wait_for_end().await;
+    assert_eq!((run.output(), &run["attempt"]), ("all done", &json!(1)));
+    let events = run.events().await;
+    assert_complete(&events);
+    assert_eq!(count(&events, "input.requested"), 2);
+    assert_eq!(count(&events, "input.answered"), 2);
+    assert_eq!(count(&events, "run.resumed"), 0);
+}
+
+#[tokio::test]
+async fn what_clients_do_to_a_tree_that_sleeps_is_sent_to_its_webhooks() {
+    let receiver = WebhookReceiver::start().await;
+    let events = "events = [\"message.added\", \"run.paused\", \"input.answered\"]\n";
+    let settings = format!(
+        "[ask]\nenabled = true\n{}\n{events}",
+        webhook(&receiver.url("/"))
+    );
+    let app = daemon().agent("curious", &settings).spawn().await;
+    let asks = asks(json!({"question": "Now?"}));
+    app.provider.will("curious", [asks, says("done")]);
+    let (id, question) = ask_person::waiting(&app, "curious").await;
+    asleep(&app, 1.0).await;
+    let path = |action: &str| format!("/runs/{id}/{action}");
+    let message = json!({"content": "by the way"});
+    for (action, body) in [("messages", &message), ("pause", &json!({}))] {
+        assert_eq!(app.post(&path(action), body).await.status, 202, "{action}");
+    }
+    let given = answer(&app, &question, json!({"answer": "yes"})).await;
+    assert_eq!(given.status, 202, "{}", given.text);
+    app.post(&path("resume"), &json!({})).await;
+    assert_eq!(app.find(&id).await.wait_for_end().await.output(), "done");
+    let sent = settled(&app, &id, "delivered").await;
+    let sent: Vec<_> = sent.iter().map(|it| it["event"].clone()).collect();
+    assert_eq!(sent, ["message.added", "run.paused", "input.answered"]);
+}
+
+#[tokio::test]
+async fn the_time_of_a_person_ends_while_the_tree_sleeps_but_not_during_a_pause() {
+    let app = curious("ask_timeout = 3\nask_default = \"no\"\n")
+        .spawn()
+        .await;
+    let asks = || [asks(json!({"question": "Now?"})), says("done")];
+    app.provider
+        .will("curious", asks().into_iter().chain(asks()));
+    let id = app.start("curious", "go").await.id().to_owned();
+    asleep(&app, 1.0).await;
+    let run = app.find(&id).await.wait_for_end().await;
+    assert!(result(&run).await.0.contains("no"));
+
+    let id = app.start("curious", "go").await.id().to_owned();
+    asleep(&app, 1.0).await;
+    app.post(&format!("/runs/{id}/pause"), &json!({})).await;
+    // It wakes at the time that was recorded, and waits on.
+    asleep(&app, 0.0).await;
+    let run = app.find(&id).await;
+    assert_eq!(
+        (run.status(), count(&run.events().await, "input.answered")),
+        ("waiting", 0)
+    );
+    app.post(&format!("/runs/{id}/resume"), &json!({})).await;
+    let run = app.find(&id).await.wait_for_end().await;
+    assert!(result(&run).await.0.contains("no"));
 }
 
 #[tokio::test]

@@ -18,13 +18,14 @@ use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
-use crate::support::app::{Setup, TestApp};
+use crate::support::app::{ApiResponse, Setup, TestApp};
 use crate::support::events::{assert_complete, count};
 use crate::support::eventually;
 use crate::support::http_server::serve;
 use crate::support::provider::answer::{ScriptedAnswer, calls, says};
+use crate::telemetry::metrics::Page;
 use crate::tools::approvals::find;
-use crate::tools::ask_person::{answer, questions, waiting};
+use crate::tools::ask_person::{answer, asks, questions, waiting};
 use crate::tools::wait::result;
 
 /// A daemon with the agent `a`, whose server `s` asks in requests of its own.
@@ -113,6 +114,25 @@ async fn a_question_on_the_connection_waits_for_a_person() {
     assert!(!is_error);
     let events = app.find(&id).await.events().await;
     assert_eq!(find(&events, "input.requested")["server"], "s");
+    assert_eq!(count(&events, "tool.started"), 1);
+}
+
+#[tokio::test]
+async fn a_question_on_the_connection_keeps_its_run_in_memory() {
+    let app = on_pipes("", "")
+        .agent("curious", "[ask]\nenabled = true\n")
+        .spawn()
+        .await;
+    let (id, question) = suspended_at(&app, "book").await;
+    // One that waits later is asleep.
+    app.provider
+        .will("curious", [asks(json!({"question": "Now?"}))]);
+    app.start("curious", "go").await;
+    let is_asleep = |got: &ApiResponse| Page::read(got).of("axed_runs_asleep") == 1.0;
+    app.get_until("/metrics", is_asleep).await;
+    let (text, _) = answered(&app, &id, &question, json!({"answer": {"name": "Ada"}})).await;
+    assert!(text.contains("Ada"), "{text}");
+    let events = app.find(&id).await.events().await;
     assert_eq!(count(&events, "tool.started"), 1);
 }
 
