@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Measures runs that sleep: the memory that they take, and how late they wake.
 
-    benches/sleepers.py AXED [--runs 100000] [--spread 1000] [--at-once 10000]
+    benches/sleepers.py AXED [--runs 100000] [--people] [--spread 1000] [--at-once 10000]
 
-First "--runs" runs fall asleep for a day. Beside them "--spread" runs wake at times of their own within 20 seconds, then "--at-once"
+First "--runs" runs fall asleep for a day, or ("--people") until a person answers. Beside them "--spread" runs wake at times of their own within 20 seconds, then "--at-once"
 runs at one moment. Last, the daemon is started again. Aims for the defaults: at most 100 MB more memory, woken within 1 s of their
 time, and those of one moment within 10 s.
 """
@@ -33,13 +33,16 @@ arguments = { until = "{{input}}" }
 [[replies]]
 text = "I am awake."
 """
+ASKS = SCRIPT.replace("sleep\"", "ask_person\"").replace("until", "question")
 
 
 def write_home(home, port):
     for folder in ("agents", "config", "scripts"):
         (home / folder).mkdir()
-    (home / "scripts" / "sleeper.toml").write_text(SCRIPT)
-    (home / "agents" / "sleeper.toml").write_text('name = "sleeper"\nmodel = "scripted/sleeper"\n[wait]\nenabled = true\n')
+    for agent, script, table in [("sleeper", SCRIPT, "wait"), ("asker", ASKS, "ask")]:
+        (home / "scripts" / f"{agent}.toml").write_text(script)
+        settings = f'name = "{agent}"\nmodel = "scripted/{agent}"\n[{table}]\nenabled = true\n'
+        (home / "agents" / f"{agent}.toml").write_text(settings)
     (home / "config" / "axed.toml").write_text(
         f'[server]\nlisten = "127.0.0.1:{port}"\n[providers.scripted]\nscripts = ["../scripts"]\n[telemetry]\nlog = "warn"\n'
     )
@@ -49,14 +52,14 @@ def rfc3339(seconds):
     return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).isoformat().replace("+00:00", "Z")
 
 
-def start(port, times):
+def start(port, times, agent="sleeper"):
     """Starts a run for each of these times."""
 
     def some(part):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
         for at in part:
             body = json.dumps({"input": rfc3339(at)})
-            connection.request("POST", "/agents/sleeper/runs", body, {"Content-Type": "application/json"})
+            connection.request("POST", f"/agents/{agent}/runs", body, {"Content-Type": "application/json"})
             answer = connection.getresponse()
             text = answer.read()
             if answer.status != 202:
@@ -99,6 +102,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("axed")
     parser.add_argument("--runs", type=int, default=100_000)
+    parser.add_argument("--people", action="store_true")
     parser.add_argument("--spread", type=int, default=1_000)
     parser.add_argument("--at-once", type=int, default=10_000)
     parser.add_argument("--port", type=int, default=18_291)
@@ -111,7 +115,7 @@ def main():
         before = megabytes(daemon)
         begin = time.monotonic()
         tomorrow = time.time() + 86_400
-        start(options.port, [tomorrow + n for n in range(options.runs)])
+        start(options.port, [tomorrow + n for n in range(options.runs)], "asker" if options.people else "sleeper")
         wait_until(daemon, "axed_runs_asleep", options.runs)
         took, after = time.monotonic() - begin, megabytes(daemon)
         # The allocator gives back what runs had on their way to sleep some seconds later.
