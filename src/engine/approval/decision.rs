@@ -179,9 +179,9 @@ pub async fn await_answer(
     };
     let since = requested_at.map_or_else(now, |at| {
         let requests = recorded_calls.inputs_requested.values();
-        // Without other nodes, and in a tree that has slept, the clocks are the same one.
+        // Without other nodes, and in a tree that has slept here, the clocks are the same one.
         let may_differ = context.engine.journal.store().cluster().is_some();
-        let waiting_since = match may_differ && !context.run.tree.has_slept {
+        let waiting_since = match may_differ && !context.run.tree.has_slept_here {
             true => context.run.clock().waiting_since,
             false => None,
         };
@@ -211,22 +211,23 @@ pub async fn await_answer(
     pause::pause(context, PauseReason::Call(waiting_for), event).await?;
     begun.await?;
     let received = receive_answer(context, pending, input, deadline).await;
+    let received = match received {
+        Ok(answer) => {
+            pause::end_call_wait(context, waiting_for).await?;
+            Ok(answer)
+        }
+        Err(TurnError::Store(error)) => return Err(error),
+        Err(error) => {
+            pause::unpause(context, PauseReason::Call(waiting_for)).await?;
+            Err(error)
+        }
+    };
     if let Some(awake) = awake {
         drop(awake);
         let trees = &context.engine.sleeping_trees;
         trees.add_candidate(context.run.scope.root);
     }
-    match received {
-        Ok(answer) => {
-            pause::end_call_wait(context, waiting_for).await?;
-            Ok(Ok(answer))
-        }
-        Err(TurnError::Store(error)) => Err(error),
-        Err(error) => {
-            pause::unpause(context, PauseReason::Call(waiting_for)).await?;
-            Ok(Err(error))
-        }
-    }
+    Ok(received)
 }
 
 enum AnswerLookup<'a> {
@@ -317,8 +318,12 @@ async fn receive_answer(
         if is_repeated {
             pending.renew();
         }
-        // A tree that sleeps gets its answers otherwise.
         let is_asleep = context.run.tree.suspension.is_asleep();
+        if is_asleep && committed.is_ok() {
+            let trees = &context.engine.sleeping_trees;
+            trees.wake(context.run.scope.root);
+        }
+        // A tree that sleeps gets its answers otherwise.
         if let Some(ack) = ack
             && !(is_asleep && matches!(committed, Err(StoreError::Suspended)))
         {
@@ -504,8 +509,11 @@ async fn decide_early(
         None => {
             let journal = &engine.journal;
             let commit = journal.append_inactive(&run, decision.to_change(), entry);
-            commit.await?;
-            engine.sleeping_trees.wake(run.root_id);
+            let committed = commit.await;
+            if !matches!(&committed, Err(error) if !error.may_be_recorded()) {
+                engine.sleeping_trees.wake(run.root_id);
+            }
+            committed?;
         }
     }
     Ok(true)
@@ -531,6 +539,8 @@ async fn find_unanswered(
         return Err(not_pending(id, call, "it did not ask for one"));
     }
     if recorded_calls.decisions.contains_key(call) {
+        // If the answer to that write was lost, the tree still sleeps.
+        engine.sleeping_trees.wake(run.root_id);
         let why = match kind {
             InputKind::Approval => "it is decided",
             InputKind::Question => "it is answered",

@@ -134,6 +134,7 @@ pub fn tree(engine: &Engine, run: &Run, continuation: &ResumeState, agent: &Agen
         ad_hoc_quotas: AdHocQuotas::default(),
         is_recovered: true,
         has_slept: engine.sleeping_trees.contains(run.id),
+        has_slept_here: engine.sleeping_trees.fell_asleep_here(run.id),
         keeps_memory: agent.keeps_memory,
         evaluation: agent
             .evaluation

@@ -39,6 +39,8 @@ struct SleepingTree {
     /// `Timestamp::MAX` if only an event ends its wait.
     wakes_at: Timestamp,
     phase: Phase,
+    /// Whether an earlier process, or another node, has left it asleep.
+    is_found: bool,
     /// What it needs of people, and since when.
     inputs: Box<[(InputKind, Timestamp)]>,
     /// Its place in its session. Boxed: most trees have none.
@@ -103,6 +105,7 @@ impl SleepingTrees {
         let tree = SleepingTree {
             wakes_at: Timestamp::MAX,
             phase: Phase::FallingAsleep,
+            is_found: false,
             inputs: Box::default(),
             session_guard: None,
         };
@@ -112,6 +115,9 @@ impl SleepingTrees {
     /// Adds a tree that an earlier process has left asleep.
     pub fn add(&self, root: RunId, wakes_at: Timestamp, session_guard: Option<SessionGuard>) {
         self.begin(root);
+        if let Some(tree) = self.lock().trees.get_mut(&root) {
+            tree.is_found = true;
+        }
         self.wake_at(root, wakes_at);
         self.settle(root, session_guard);
     }
@@ -196,6 +202,10 @@ impl SleepingTrees {
         self.lock().trees.contains_key(&root)
     }
 
+    pub fn fell_asleep_here(&self, root: RunId) -> bool {
+        self.lock().trees.get(&root).is_some_and(|it| !it.is_found)
+    }
+
     /// Adds what a tree needs of people.
     pub fn set_inputs(&self, root: RunId, inputs: Vec<(InputKind, Timestamp)>) {
         if let Some(tree) = self.lock().trees.get_mut(&root) {
@@ -203,10 +213,12 @@ impl SleepingTrees {
         }
     }
 
-    /// Since when they wait for people, for each input of this kind.
+    /// Since when they wait for people, for each input of this kind. Those of a tree whose tasks have not ended are pending still.
     pub fn requested_at(&self, kind: InputKind) -> Vec<Timestamp> {
         let state = self.lock();
-        let inputs = state.trees.values().flat_map(|tree| &tree.inputs);
+        let trees = state.trees.values();
+        let asleep = trees.filter(|it| it.phase != Phase::FallingAsleep);
+        let inputs = asleep.flat_map(|tree| &tree.inputs);
         let of_kind = inputs.filter(|(it, _)| *it == kind);
         of_kind.map(|(_, at)| *at).collect()
     }

@@ -43,6 +43,8 @@ pub struct Tree {
     pub is_recovered: bool,
     /// Whether it slept before: its runs go on as if nothing had happened.
     pub has_slept: bool,
+    /// Whether it fell asleep in this process.
+    pub has_slept_here: bool,
     /// Whether its runs add nothing to the memory of their agents.
     pub keeps_memory: bool,
     /// Set if an evaluation has started it.
@@ -85,6 +87,7 @@ impl Tree {
             ad_hoc_quotas: AdHocQuotas::default(),
             is_recovered: false,
             has_slept: false,
+            has_slept_here: false,
             keeps_memory: false,
             evaluation: None,
             suspension: TreeSuspension::default(),

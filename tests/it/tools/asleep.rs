@@ -114,15 +114,15 @@ async fn a_tree_that_waits_for_a_person_sleeps_too() {
     app.provider.will("careful", [both]);
     let (id, request) = sent(&app, "careful").await;
     asleep(&app, 1.0).await;
-    let approvals = async |app: &TestApp| {
-        let page = Page::read(&app.get("/metrics").await);
-        page.of("axed_approvals_pending")
+    let pending = async |app: &TestApp, count: f64| {
+        let are = |got: &ApiResponse| Page::read(got).of("axed_approvals_pending") == count;
+        app.get_until("/metrics", are).await;
     };
-    assert_eq!(approvals(&app).await, 1.0);
+    pending(&app, 1.0).await;
     // Restarted, it falls asleep again.
     app.crash_and_restart().await;
     asleep(&app, 1.0).await;
-    assert_eq!(approvals(&app).await, 1.0);
+    pending(&app, 1.0).await;
     assert_eq!(app.find(&id).await["wait"]["reason"], "approval");
     let page = app.get("/ui/approvals").await.text;
     assert!(page.contains("Replaces"), "{page}");
@@ -138,7 +138,7 @@ async fn a_tree_that_waits_for_a_person_sleeps_too() {
     let text = fs::read_to_string(app.path("work/here.txt"));
     assert_eq!(text.expect("a file"), "better");
     asleep(&app, 1.0).await;
-    assert_eq!(approvals(&app).await, 0.0);
+    pending(&app, 0.0).await;
 }
 
 #[tokio::test]
@@ -223,20 +223,22 @@ async fn what_clients_do_to_a_tree_that_sleeps_is_sent_to_its_webhooks() {
 
 #[tokio::test]
 async fn the_time_of_a_person_ends_while_the_tree_sleeps_but_not_during_a_pause() {
+    let settings = "ask_timeout = 12\nask_default = \"no\"\n[ask]\nenabled = true\n";
     let app = curious("ask_timeout = 3\nask_default = \"no\"\n")
+        .agent("held", settings)
         .spawn()
         .await;
     let asks = || [asks(json!({"question": "Now?"})), says("done")];
-    app.provider
-        .will("curious", asks().into_iter().chain(asks()));
+    app.provider.will("curious", asks());
+    app.provider.will("held", asks());
     let id = app.start("curious", "go").await.id().to_owned();
-    asleep(&app, 1.0).await;
     let run = app.find(&id).await.wait_for_end().await;
     assert!(result(&run).await.0.contains("no"));
 
-    let id = app.start("curious", "go").await.id().to_owned();
+    let id = app.start("held", "go").await.id().to_owned();
     asleep(&app, 1.0).await;
-    app.post(&format!("/runs/{id}/pause"), &json!({})).await;
+    let held = app.post(&format!("/runs/{id}/pause"), &json!({})).await;
+    assert_eq!(held.status, 202, "{}", held.text);
     // It wakes at the time that was recorded, and waits on.
     asleep(&app, 0.0).await;
     let run = app.find(&id).await;
