@@ -418,7 +418,7 @@ impl Metrics {
         );
         encoder.gauge(
             "axed_runs_asleep",
-            "Root runs that wait, with their trees, for times and events only, and keep nothing in memory.",
+            "Root runs that wait, with their trees, for people, times and events only, and keep nothing in memory.",
             gauges.asleep,
         );
         encoder.gauge(
