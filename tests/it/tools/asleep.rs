@@ -20,7 +20,7 @@ use crate::tools::wait::{patient, publish, published, result, sleeps, waiting, w
 use crate::webhooks::messages::{daemon, settled, webhook};
 
 /// Waits until so many trees are asleep.
-async fn asleep(app: &TestApp, trees: f64) {
+pub async fn asleep(app: &TestApp, trees: f64) {
     let are_asleep = |got: &ApiResponse| Page::read(got).of("axed_runs_asleep") == trees;
     app.get_until("/metrics", are_asleep).await;
 }

@@ -18,14 +18,14 @@ use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
-use crate::support::app::{ApiResponse, Setup, TestApp};
+use crate::support::app::{Setup, TestApp};
 use crate::support::events::{assert_complete, count};
 use crate::support::eventually;
 use crate::support::http_server::serve;
 use crate::support::provider::answer::{ScriptedAnswer, calls, says};
-use crate::telemetry::metrics::Page;
 use crate::tools::approvals::find;
 use crate::tools::ask_person::{answer, asks, questions, waiting};
+use crate::tools::asleep::asleep;
 use crate::tools::wait::result;
 
 /// A daemon with the agent `a`, whose server `s` asks in requests of its own.
@@ -128,8 +128,7 @@ async fn a_question_on_the_connection_keeps_its_run_in_memory() {
     app.provider
         .will("curious", [asks(json!({"question": "Now?"}))]);
     app.start("curious", "go").await;
-    let is_asleep = |got: &ApiResponse| Page::read(got).of("axed_runs_asleep") == 1.0;
-    app.get_until("/metrics", is_asleep).await;
+    asleep(&app, 1.0).await;
     let (text, _) = answered(&app, &id, &question, json!({"answer": {"name": "Ada"}})).await;
     assert!(text.contains("Ada"), "{text}");
     let events = app.find(&id).await.events().await;
