@@ -155,7 +155,10 @@ impl Engine {
     }
 
     /// As [`Engine::sleeps_here`], for the tree of any run.
-    pub async fn run_sleeps_here(&self, id: RunId) -> bool {
+    async fn run_sleeps_here(&self, id: RunId) -> bool {
+        if self.sleeps_here(id) {
+            return true;
+        }
         if self.journal.store().cluster().is_some() || self.sleeping_trees.count() == 0 {
             return false;
         }
