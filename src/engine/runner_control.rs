@@ -165,7 +165,7 @@ impl Runner {
         }
     }
 
-    /// The text of a file that a run could replace; `None` if there is none, or it is long or no text.
+    /// The text of a file that a run could replace; `None` without one, or if it is long or no text.
     pub async fn workdir_text(&self, id: RunId, path: String) -> Option<String> {
         const MAX_BYTES: u64 = 256 << 10;
         let dir = match self.engine.active_runs.get(id) {

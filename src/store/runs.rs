@@ -129,7 +129,7 @@ pub trait RunRecords: Send + Sync + 'static {
         roots: Option<Vec<RunId>>,
     ) -> BoxFuture<'_, Result<Vec<SleepingTree>, StoreError>>;
 
-    /// What the record has of these trees if they have not ended.
+    /// What the record has of those of these trees whose unfinished runs all wait.
     fn waits_of(&self, roots: Vec<RunId>) -> BoxFuture<'_, Result<Vec<SleepingTree>, StoreError>>;
 
     /// The run that an idempotency key has accepted, until the key expires.

@@ -210,8 +210,7 @@ pub async fn await_answer(
     let waiting_for = input.waiting_for;
     pause::pause(context, PauseReason::Call(waiting_for), event).await?;
     begun.await?;
-    let received = receive_answer(context, pending, input, deadline).await;
-    let received = match received {
+    let received = match receive_answer(context, pending, input, deadline).await {
         Ok(answer) => {
             pause::end_call_wait(context, waiting_for).await?;
             Ok(answer)
@@ -303,16 +302,14 @@ async fn receive_answer(
         let (answer, ack) = pause::within_deadline(&context.run, received).await?;
         let entries = vec![answer.to_entry(input.id)];
         let journal = &context.engine.journal;
-        let committed = async {
-            // So that the tree does not fall asleep meanwhile.
-            let _guard = match input.waiting_for.is_input() {
-                true => Some(context.run.tree.root_permit.update_lock.lock().await),
-                false => None,
-            };
-            let committed = journal.append(&context.run, answer.to_change(), entries);
-            committed.await.map(drop)
+        // So that the tree does not fall asleep meanwhile.
+        let awake = match input.waiting_for.is_input() {
+            true => Some(context.run.tree.root_permit.update_lock.lock().await),
+            false => None,
         };
-        let committed = committed.await;
+        let committed = journal.append(&context.run, answer.to_change(), entries);
+        let committed = committed.await.map(drop);
+        drop(awake);
         context.run.tree.root_permit.changed.notify_waiters();
         let is_repeated = matches!(committed, Err(StoreError::AlreadyClaimed(_)));
         if is_repeated {
@@ -510,7 +507,8 @@ async fn decide_early(
             let journal = &engine.journal;
             let commit = journal.append_inactive(&run, decision.to_change(), entry);
             let committed = commit.await;
-            if !matches!(&committed, Err(error) if !error.may_be_recorded()) {
+            let error = committed.as_ref().err();
+            if error.is_none_or(StoreError::may_be_recorded) {
                 engine.sleeping_trees.wake(run.root_id);
             }
             committed?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 use tracing::{debug, warn};
 
 use crate::domain::run::{RunId, now};
@@ -78,13 +78,13 @@ async fn put_to_sleep(engine: &Engine) {
         let found = recorded
             .iter()
             .find(|tree| tree.root == id && tree.waits == waits);
-        // Otherwise a wait has ended meanwhile, or it is not known.
-        let wakes_at = found.map_or_else(|| Some(now()), |tree| tree.until);
-        if let Some(tree) = found {
-            trees.set_inputs(id, tree.inputs.clone());
-        }
-        if let Some(at) = wakes_at {
-            trees.wake_at(id, at);
+        match found {
+            Some(tree) => {
+                trees.set_inputs(id, tree.inputs.clone());
+                trees.wake_at(id, tree.until.unwrap_or(Timestamp::MAX));
+            }
+            // A wait has ended meanwhile, or it is not known.
+            None => trees.wake(id),
         }
         root.cancel_token.cancel();
     }
