@@ -177,7 +177,7 @@ pub async fn await_answer(
         }
         AnswerLookup::Pending(pending) => pending,
     };
-    let since = requested_at.map_or_else(now, |at| {
+    let difference = requested_at.map_or(SignedDuration::ZERO, |_| {
         let requests = recorded_calls.inputs_requested.values();
         // Without other nodes, and in a tree that has slept here, the clocks are the same one.
         let may_differ = context.engine.journal.store().cluster().is_some();
@@ -185,10 +185,13 @@ pub async fn await_answer(
             true => context.run.clock().waiting_since,
             false => None,
         };
-        let difference = clock_difference(waiting_since, requests.map(|it| it.time));
-        at.checked_add(difference).unwrap_or(at)
+        clock_difference(waiting_since, requests.map(|it| it.time))
     });
-    let mut deadline = input.limit.map(|limit| saturating_add(since, limit));
+    let deadline = match requested {
+        Some(requested) => requested.deadline,
+        None => input.limit.map(|limit| saturating_add(now(), limit)),
+    };
+    let mut deadline = deadline.map(|at| at.checked_add(difference).unwrap_or(at));
     let event = requested_at.is_none().then(|| event(deadline));
     // The world does not wait for a run that a client has paused.
     if let (Some(requested_at), Some(deadline), true) = (
