@@ -8,6 +8,7 @@ use tokio::task::JoinSet;
 use crate::support::app::TestApp;
 use crate::support::hanging_server::HangingServer;
 use crate::support::provider::answer::{calls, delegates, fails, hangs, says};
+use crate::support::refusing_address;
 use crate::support::run::Run;
 
 /// Checks that the tree's usage is the sum over its runs and what the provider charged for.
@@ -73,11 +74,17 @@ async fn usage_of_failed_and_timed_out_descendants_is_counted() {
     let app = TestApp::setup()
         .agent(
             "root",
-            "sub_agents = [\"failing\", \"overdue\", \"looping\"]\n[sub_agents_config]\ntimeout = 5",
+            "sub_agents = [\"failing\", \"overdue\", \"looping\"]",
         )
-        .agent("failing", "sub_agents = [\"leaf\"]\n[retry]\nmax_retries = 0")
-        .agent("overdue", "sub_agents = [\"leaf\"]")
-        .agent("looping", "sub_agents = [\"leaf\"]\n[limits]\nmax_turns = 2")
+        .agent(
+            "failing",
+            "sub_agents = [\"leaf\"]\n[retry]\nmax_retries = 0",
+        )
+        .agent("overdue", "timeout = 20\nsub_agents = [\"leaf\"]")
+        .agent(
+            "looping",
+            "sub_agents = [\"leaf\"]\n[limits]\nmax_turns = 2",
+        )
         .agent("leaf", "")
         .spawn()
         .await;
@@ -207,19 +214,19 @@ async fn breaking_server() -> (String, JoinSet<()>) {
 async fn a_request_that_was_sent_and_has_no_response_makes_the_sum_incomplete() {
     let hanging = HangingServer::start().await;
     let (breaking, _server) = breaking_server().await;
-    let free = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let refusing = free.local_addr().expect("an address");
-    drop(free);
+    let (_socket, refusing) = refusing_address();
     let mut setup = TestApp::setup();
-    for (name, url) in [
-        ("hanging", hanging.url("127.0.0.1")),
-        ("breaking", breaking),
-        ("refusing", format!("http://{refusing}")),
+    for (name, url, timeout) in [
+        ("hanging", hanging.url("127.0.0.1"), 1),
+        ("breaking", breaking, 60),
+        ("refusing", format!("http://{refusing}"), 60),
     ] {
         let provider =
             format!("[providers.{name}]\nkind = \"anthropic\"\napi_key = \"key-of-{name}\"");
         setup = setup
-            .config(&format!("{provider}\nbase_url = \"{url}\"\ntimeout = 1"))
+            .config(&format!(
+                "{provider}\nbase_url = \"{url}\"\ntimeout = {timeout}"
+            ))
             .agent(
                 name,
                 &format!("model = \"{name}/x\"\n[retry]\nmax_retries = 0"),

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use axed::config::key_hash::KeyHash;
 use reqwest::header::{HeaderMap, LOCATION};
@@ -121,6 +122,11 @@ impl Setup {
         for (path, text) in &self.files {
             write(path, text);
         }
+        let mut server = self.server_config;
+        if !server.contains("default_timeout") {
+            // Longer than any story waits.
+            server.push_str("default_timeout = 3600");
+        }
         let config = format!(
             r#"[server]
 {}
@@ -138,7 +144,7 @@ base_url = "{{provider}}"
 [providers.ollama]
 base_url = "{{provider}}"
 {}"#,
-            self.server_config, self.config
+            server, self.config
         );
         write(
             "config/axed.toml",
@@ -148,7 +154,7 @@ base_url = "{{provider}}"
         TestApp {
             provider,
             daemon,
-            client: Client::new(),
+            client: client(),
             home,
             arguments: self.arguments,
             environment: self.environment,
@@ -156,6 +162,12 @@ base_url = "{{provider}}"
             postgres,
         }
     }
+}
+
+/// Keeps connections for less time than daemons do, so that none is closed while it is used.
+pub fn client() -> Client {
+    let client = Client::builder().pool_idle_timeout(Duration::from_secs(15));
+    client.build().expect("a client")
 }
 
 impl TestApp {
@@ -398,5 +410,9 @@ fn agent_file(name: &str, toml: &str) -> String {
 
 fn write(path: &Path, text: &str) {
     fs::create_dir_all(path.parent().expect("a parent")).expect("a directory");
-    fs::write(path, text).expect("write a file");
+    // At once: nobody reads a part of it.
+    let name = path.file_name().expect("a name").to_string_lossy();
+    let part = path.with_file_name(format!(".{name}.part"));
+    fs::write(&part, text).expect("write a file");
+    fs::rename(part, path).expect("rename a file");
 }

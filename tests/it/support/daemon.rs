@@ -10,6 +10,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use crate::support::app::client;
 use crate::support::within_timeout;
 
 /// The binary under test.
@@ -93,7 +94,7 @@ impl Daemon {
             url: url.to_owned(),
             child,
             log,
-            client: LazyLock::new(Client::new),
+            client: LazyLock::new(client),
             _readers: readers,
         }
     }

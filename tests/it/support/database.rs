@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use rusqlite::Connection;
 
+use crate::support::TEST_TIMEOUT;
 use crate::support::postgres::with_client;
 
 /// Locks these tables of a PostgreSQL database.
@@ -198,7 +198,7 @@ impl Database {
             panic!("the story uses PostgreSQL");
         };
         let db = Connection::open(file).expect("the store");
-        db.busy_timeout(Duration::from_secs(10)).expect("a timeout");
+        db.busy_timeout(TEST_TIMEOUT).expect("a timeout");
         db
     }
 }

@@ -21,7 +21,10 @@ pub mod usage_sums;
 pub mod webhook_receiver;
 
 use std::future::Future;
+use std::net::SocketAddr;
 use std::time::Duration;
+
+use tokio::net::TcpSocket;
 
 /// The maximum wait of a story for one thing. Only a broken build reaches it, also on a busy machine.
 pub const TEST_TIMEOUT: Duration = Duration::from_secs(180);
@@ -46,4 +49,14 @@ pub async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>)
         }
     })
     .await
+}
+
+/// An address at which connections are refused: nobody listens, and nobody else gets the port while the socket lives.
+pub fn refusing_address() -> (TcpSocket, SocketAddr) {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket
+        .bind(([127, 0, 0, 1], 0).into())
+        .expect("a free port");
+    let address = socket.local_addr().expect("an address");
+    (socket, address)
 }

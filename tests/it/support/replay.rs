@@ -8,7 +8,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+
+use crate::support::TEST_TIMEOUT;
 
 /// What is sent for one request.
 #[derive(Clone, Debug)]
@@ -230,10 +231,9 @@ impl ReplayServer {
         let diary = self.history.clone();
         let waits = move || {
             let history = diary.history.lock().expect("no panic");
-            let timeout = Duration::from_secs(20);
             let waited = diary
                 .changed
-                .wait_timeout_while(history, timeout, |life| !condition(life));
+                .wait_timeout_while(history, TEST_TIMEOUT, |life| !condition(life));
             assert!(
                 !waited.expect("no panic").1.timed_out(),
                 "it never happened"
@@ -320,26 +320,29 @@ fn send(mut stream: &TcpStream, answer: &CannedResponse) -> std::io::Result<bool
         _ => head.push_str("transfer-encoding: chunked\r\n\r\n"),
     }
     stream.write_all(head.as_bytes())?;
-    let chunk = |mut stream: &TcpStream, data: &[u8]| {
+    let chunk = |data: &[u8]| {
         let mut framed = format!("{:x}\r\n", data.len()).into_bytes();
         framed.extend_from_slice(data);
         framed.extend_from_slice(b"\r\n");
-        stream.write_all(&framed)
+        framed
     };
     match answer.send_mode {
         SendMode::Whole => stream.write_all(body)?,
         SendMode::Chunks(size) => {
-            for data in body.chunks(size) {
-                chunk(stream, data)?;
+            let mut chunks = body.chunks(size);
+            let last = chunks.next_back().unwrap_or_default();
+            for data in chunks {
+                stream.write_all(&chunk(data))?;
             }
-            stream.write_all(b"0\r\n\r\n")?;
+            // In one piece: a client does not wait for long for the end of a body once it has the last message.
+            stream.write_all(&[&chunk(last)[..], b"0\r\n\r\n"].concat())?;
         }
         SendMode::Cut(size) => {
-            chunk(stream, &body[..size])?;
+            stream.write_all(&chunk(&body[..size]))?;
             return Ok(false);
         }
         SendMode::Endless => loop {
-            chunk(stream, body)?;
+            stream.write_all(&chunk(body))?;
         },
         SendMode::Stalled | SendMode::Silent => return wait_for_eof(stream),
     }

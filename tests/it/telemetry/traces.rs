@@ -5,12 +5,12 @@ use crate::support::app::{Setup, TestApp, send};
 use crate::support::daemon::{Daemon, axed_command};
 use crate::support::provider::answer::{delegates, fails, hangs, says};
 use crate::support::provider::recorded_request::Wire;
+use crate::support::refusing_address;
 use crate::support::run::Run;
 use crate::support::within_timeout;
 use crate::telemetry::collector::{Collector, Span};
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
 
 const CALLER: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
@@ -285,7 +285,7 @@ async fn spans_name_the_session_the_parameters_and_the_daemon() {
 
 /// Starts an agent with these headers and waits for its end.
 async fn run_with(app: &TestApp, agent: &str, headers: &[&str]) -> Value {
-    let path = format!("/agents/{agent}/runs?wait=30");
+    let path = format!("/agents/{agent}/runs?wait=180");
     let mut request = app.request(reqwest::Method::POST, &path);
     for header in headers {
         request = request.header("traceparent", *header);
@@ -430,10 +430,7 @@ async fn cancelled_and_stopped_runs_export_their_spans() {
 
 #[tokio::test]
 async fn an_unreachable_collector_only_logs_a_warning() {
-    // A closed port.
-    let nobody = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let address = nobody.local_addr().expect("an address");
-    drop(nobody);
+    let (_socket, address) = refusing_address();
     let mut app = TestApp::setup()
         .agent("solo", "")
         .config(&format!(

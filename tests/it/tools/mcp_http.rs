@@ -3,6 +3,7 @@
 use crate::support::app::{Setup, TestApp};
 use crate::support::http_server::serve;
 use crate::support::provider::answer::{calls, says};
+use crate::support::refusing_address;
 use crate::tools::mcp::result_of;
 use axum::Router;
 use axum::body::Bytes;
@@ -177,9 +178,8 @@ async fn a_redirect_does_not_leak_the_headers() {
 
 #[tokio::test]
 async fn an_http_server_that_is_down_is_named_with_the_reason() {
-    let (url, server) = Web::default().start().await;
-    drop(server);
-    let app = with_web(&url).spawn().await;
+    let (_socket, address) = refusing_address();
+    let app = with_web(&format!("http://{address}/mcp")).spawn().await;
     let (why, is_error) = {
         app.provider
             .will("a", [calls([("web__plain", json!({}))]), says("done")]);
