@@ -99,7 +99,7 @@ async fn a_client_can_wait_in_three_ways() {
             .json(&json!({"input": "go"}))
     };
 
-    let by_seconds = send(post("/agents/solo/runs?wait=30")).await;
+    let by_seconds = send(post("/agents/solo/runs?wait=180")).await;
     let by_duration = send(post("/agents/solo/runs?wait=30s")).await;
     let by_header = send(post("/agents/solo/runs").header("prefer", "wait=30")).await;
     for got in [by_seconds, by_duration, by_header] {
@@ -141,7 +141,7 @@ async fn disconnecting_does_not_stop_the_run() {
     let gate = Gate::closed();
     app.provider.will("solo", [says("done").after_gate(&gate)]);
     let request = app
-        .request(Method::POST, "/agents/solo/runs?wait=30")
+        .request(Method::POST, "/agents/solo/runs?wait=180")
         .json(&json!({}));
 
     tokio::select! {
@@ -161,7 +161,7 @@ async fn disconnecting_does_not_stop_the_run() {
 async fn a_body_may_be_json_or_text_or_nothing() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says("done"));
-    let post = || app.request(Method::POST, "/agents/solo/runs?wait=30");
+    let post = || app.request(Method::POST, "/agents/solo/runs?wait=180");
 
     let plain = post()
         .header("content-type", "text/plain")
@@ -583,12 +583,12 @@ async fn a_part_of_an_id_names_a_run_wherever_an_id_does() {
     app.provider.will("reader", [says("again")]);
     app.provider.will("planner", [says("done again")]);
     let forked = app
-        .post(&format!("/runs/{end}/fork?wait=30"), &body)
+        .post(&format!("/runs/{end}/fork?wait=180"), &body)
         .await
         .json();
     assert_eq!(forked["forked_from"]["run"], run.id(), "{forked}");
 
-    let (beginning, unknown) = (&run.id()[..9], "00000000");
+    let (beginning, unknown) = (&run.id()[..8], "00000000");
     for path in [
         format!("/runs/{beginning}"),
         format!("/runs?root={beginning}"),

@@ -18,7 +18,7 @@ pub fn form(boundary: &str, fields: &[Field<'_>]) -> Vec<u8> {
 }
 
 async fn post_form(app: &TestApp, boundary: &str, fields: &[Field<'_>]) -> ApiResponse {
-    let request = app.request(Method::POST, "/agents/solo/runs?wait=30");
+    let request = app.request(Method::POST, "/agents/solo/runs?wait=180");
     let request = request.header("idempotency-key", "form");
     let kind = format!("multipart/form-data; boundary={boundary}");
     send(

@@ -483,7 +483,7 @@ async fn an_idempotency_key_distinguishes_pictures() {
     app.provider
         .will("solo", [says("done"), fails(500, "requested twice")]);
     let post = |body: Value| {
-        let request = app.request(Method::POST, "/agents/solo/runs?wait=30");
+        let request = app.request(Method::POST, "/agents/solo/runs?wait=180");
         send(request.header("idempotency-key", "k").json(&body))
     };
     let first = post(about(PNG, "What is this?")).await;

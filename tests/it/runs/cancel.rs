@@ -81,7 +81,7 @@ async fn a_cancel_needs_no_body() {
     let run = app.start("slow", "go").await;
     app.provider.wait_for_concurrency("slow", 1).await;
 
-    let path = format!("/runs/{}/cancel?wait=30", run.id());
+    let path = format!("/runs/{}/cancel?wait=180", run.id());
     let got = send(app.request(Method::POST, &path)).await;
 
     assert_eq!(got.status, 200, "{}", got.text);

@@ -322,7 +322,7 @@ async fn with(app: &TestApp, key: &str, method: Method, path: &str) -> ApiRespon
 }
 
 async fn run_with(app: &TestApp, key: &str, agent: &str) {
-    let path = format!("/agents/{agent}/runs?wait=30");
+    let path = format!("/agents/{agent}/runs?wait=180");
     let got = with(app, key, Method::POST, &path).await;
     assert_eq!(got.json()["status"], "completed", "{}", got.text);
 }
@@ -467,7 +467,7 @@ async fn a_killed_run_is_added_to_its_keys_memory() {
     app.provider.will("solo", [hangs(), says("done")]);
     let accepted = with(&app, "bob", Method::POST, "/agents/solo/runs").await;
     let path = format!(
-        "/runs/{}?wait=30",
+        "/runs/{}?wait=180",
         accepted.json()["id"].as_str().expect("an id")
     );
     app.provider.wait_for_request("solo", 1).await;

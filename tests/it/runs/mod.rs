@@ -13,7 +13,7 @@ mod partial_content;
 mod pause;
 mod run_loop;
 mod run_messages;
-mod run_search;
+pub mod run_search;
 mod scorers;
 mod scores;
 mod session_context;

@@ -1,5 +1,6 @@
 //! Runs that end in the middle of a streamed reply: its text and its known tokens are kept.
 
+use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -68,22 +69,23 @@ async fn a_cancelled_stream_keeps_its_text_and_its_known_tokens() {
 
 #[tokio::test]
 async fn a_stream_past_its_deadline_keeps_its_text() {
-    let app = wires("timeout = 4").spawn().await;
-    for (wire, usage) in WIRES {
+    let app = &wires("timeout = 20").spawn().await;
+    let stories = WIRES.map(|(wire, usage)| async move {
         let shut = Gate::closed();
         app.provider.will(
             wire,
             [says("first words").with_usage(70, 9).pausing_at(&shut)],
         );
 
-        let (run, events, _) = streaming(&app, wire).await;
+        let (run, events, _) = streaming(app, wire).await;
         events.rest().await;
 
         let run = run.wait_for_end().await;
         assert_eq!(run.failure().0, "timeout");
         assert_eq!(run["partial_content"], "first ", "{run:?}");
         assert_eq!(run.usage(), usage, "{wire}");
-    }
+    });
+    join_all(stories).await;
 }
 
 #[tokio::test]

@@ -42,7 +42,7 @@ fn reads() -> ScriptedAnswer {
 fn reader() -> Setup {
     TestApp::setup()
         .agent("solo", "workdir = \"work\"\ntools = [\"read_file\"]")
-        .agent("other", "timeout = 1")
+        .agent("other", "")
         .agent("planner", "sub_agents = [\"solo\"]")
         .file("work/a", "alpha")
 }
@@ -122,6 +122,9 @@ async fn a_paused_run_takes_no_slot_and_comes_before_new_runs() {
     let new = app.start("other", "go").await;
     resume(&app, run.id()).await;
     assert_eq!(run.reload().await.status(), "waiting");
+    // The new one and the resumed one.
+    let are_queued = |got: &ApiResponse| got.text.contains("axed_runs_queued 2\n");
+    app.get_until("/metrics", are_queued).await;
     gates[1].open();
     completed(&app, run.id(), "done").await;
     assert_eq!(new.wait_for_end().await.output(), "new");
@@ -143,7 +146,7 @@ async fn a_pause_survives_restarts_and_stops_the_clock() {
         [reads().after_gate(&gate), says("too early"), says("done")],
     );
     app.provider.will("other", [hangs()]);
-    let body = json!({"input": "go", "timeout": 3});
+    let body = json!({"input": "go", "timeout": 20});
     let run = app.start_with("solo", body).await;
     app.provider.wait_for_request("solo", 1).await;
     pause(&app, run.id()).await;
@@ -151,7 +154,8 @@ async fn a_pause_survives_restarts_and_stops_the_clock() {
     waits_for(&app, run.id(), "resume").await;
     let id = run.id().to_owned();
     // As much time passes as the run has in all.
-    assert_eq!(app.run("other", "go").await.failure().0, "timeout");
+    let other = app.run_with("other", json!({"timeout": 20})).await;
+    assert_eq!(other.failure().0, "timeout");
 
     app.crash_and_restart().await;
     assert_eq!(steer(&app, &id, "pause").await.status, 200);
@@ -285,7 +289,7 @@ async fn a_call_that_is_approved_during_a_pause_waits_for_the_resume() {
 
 #[tokio::test]
 async fn the_time_for_an_approval_is_paused_too() {
-    let mut app = careful("approve_timeout = 5").spawn().await;
+    let mut app = careful("approve_timeout = 20").spawn().await;
     app.provider.will("careful", [writes("a"), says("done")]);
     let id = app.start("careful", "go").await.id().to_owned();
     let request = requests(&app, &id, 1).await.remove(0);
@@ -293,7 +297,7 @@ async fn the_time_for_an_approval_is_paused_too() {
     for _ in 0..2 {
         // As much time passes as a person has.
         app.provider.will("solo", [hangs()]);
-        let other = app.start_with("solo", json!({"timeout": 5})).await;
+        let other = app.start_with("solo", json!({"timeout": 20})).await;
         assert_eq!(other.wait_for_end().await.failure().0, "timeout");
         app.crash_and_restart().await;
     }

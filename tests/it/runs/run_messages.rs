@@ -334,6 +334,8 @@ async fn messages_that_race_with_the_end_are_read_or_warned_of() {
             let got = add(app, &id, &text).await;
             match got.status {
                 202 => accepted.push(text),
+                // Its turn takes long.
+                409 if code(&got) == "too_many_messages" => {}
                 409 => {
                     assert_eq!(code(&got), "run_ended");
                     break;

@@ -86,9 +86,9 @@ async fn a_judge_scores_ended_runs_once_over_kills() {
     );
     let sums = app.get("/scores?by=agent,name").await.json();
     assert_eq!(sums["data"].as_array().map(Vec::len), Some(1));
-    let metrics = app.get("/metrics").await.text;
     let line = "axed_scores_total{agent=\"solo\",scorer=\"grounded\"} 1\n";
-    assert!(metrics.contains(line), "{metrics}");
+    let is_counted = |got: &ApiResponse| got.text.contains(line);
+    app.get_until("/metrics", is_counted).await;
 }
 
 #[tokio::test]

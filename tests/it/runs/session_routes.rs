@@ -192,7 +192,7 @@ async fn a_key_lists_and_deletes_its_own_sessions() {
     let app = of_ada_and_bob().spawn().await;
     app.provider.always("solo", |_| says("done"));
     for key in ["ada", "bob"] {
-        let path = "/agents/solo/runs?wait=30";
+        let path = "/agents/solo/runs?wait=180";
         let run = by(&app, key, Method::POST, path, Some(&talk("1"))).await;
         assert_eq!(run.status, 200, "{}", run.text);
     }
@@ -227,7 +227,7 @@ async fn an_admin_of_some_agents_deletes_only_their_sessions() {
     app.provider.always("solo", |_| says("done"));
     app.provider.always("other", |_| says("done"));
     for (agent, session) in [("solo", "talk"), ("other", "talk"), ("other", "own")] {
-        let path = format!("/agents/{agent}/runs?wait=30");
+        let path = format!("/agents/{agent}/runs?wait=180");
         let body = in_session(session);
         let run = by(&app, "ada", Method::POST, &path, Some(&body)).await;
         assert_eq!(run.status, 200, "{}", run.text);

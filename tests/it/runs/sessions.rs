@@ -326,7 +326,7 @@ async fn each_key_has_its_own_sessions() {
                 app,
                 key,
                 Method::POST,
-                "/agents/solo/runs?wait=30",
+                "/agents/solo/runs?wait=180",
                 Some(&body),
             )
             .await
@@ -379,7 +379,7 @@ async fn an_idempotent_post_is_queued_once_in_its_session() {
     assert_eq!(one.json()["id"], two.json()["id"]);
     post("reject").await.problem(409);
     gate.open();
-    let path = format!("{}?wait=30", one.location());
+    let path = format!("{}?wait=180", one.location());
     assert_eq!(app.get(&path).await.json()["content"], "got 2");
     // A refused request used no key up.
     let accepted = post("reject").await;

@@ -31,6 +31,13 @@ fn message<'w>(warnings: &'w Value, code: &str) -> &'w str {
     matching[0]["message"].as_str().expect("a message")
 }
 
+/// Waits until the log has the end of the run, which is after all else of it.
+async fn end_is_logged(app: &TestApp, run: &Run<'_>) {
+    let agent = run["agent"].as_str().expect("an agent");
+    let end = format!("{} of agent {agent} is ", run.id());
+    app.daemon.wait_for_log(&end).await;
+}
+
 /// The log lines of the daemon with this message.
 fn log_lines(app: &TestApp, message: &Value) -> Vec<Value> {
     let log = app.daemon.log();
@@ -41,7 +48,8 @@ fn log_lines(app: &TestApp, message: &Value) -> Vec<Value> {
 }
 
 /// Each warning of the run is once in the log, with the run and its agent.
-fn assert_logged(app: &TestApp, run: &Run<'_>) {
+async fn assert_logged(app: &TestApp, run: &Run<'_>) {
+    end_is_logged(app, run).await;
     for warning in run["warnings"].as_array().expect("warnings") {
         let lines = log_lines(app, &warning["message"]);
         assert_eq!(lines.len(), 1, "{warning}\n{}", app.daemon.log());
@@ -81,7 +89,7 @@ async fn a_sub_agent_that_cannot_start_is_a_warning_in_the_turn_of_its_call() {
     let expected = "sub-agent \"keyless\" could not be started: API key for provider \"groq\"";
     assert!(keyless.starts_with(expected), "{keyless}");
     assert_eq!(warnings[0]["turn"], 1);
-    assert_logged(&app, &run);
+    assert_logged(&app, &run).await;
 }
 
 #[tokio::test]
@@ -123,7 +131,7 @@ async fn what_a_prompt_and_an_offer_lack_is_known_before_the_first_turn() {
     for warning in warnings.as_array().expect("warnings") {
         assert_eq!(warning["turn"], Value::Null);
     }
-    assert_logged(&app, &run);
+    assert_logged(&app, &run).await;
     assert_eq!(run.reload().await["warnings"], *warnings);
 
     let dry = app.post("/agents/worker/dry-run", &json!({})).await.json();
@@ -160,7 +168,7 @@ async fn what_a_request_leaves_out_is_a_warning() {
     let expected = "anthropic/solo gave no reply (overloaded): the fallback openai/second replied";
     assert_eq!(fallback, expected);
     assert!(warnings[0]["turn"] == 1 && warnings[2]["turn"] == 1);
-    assert_logged(&app, &run);
+    assert_logged(&app, &run).await;
     let dry = app.post("/agents/solo/dry-run", &json!({})).await.json();
     assert_eq!(codes(&dry["warnings"]), ["effort_changed", "param_dropped"]);
 }
@@ -208,7 +216,7 @@ async fn a_full_memory_and_repeated_calls_are_warnings() {
         (&warnings[0]["turn"], &warnings[1]["turn"]),
         (&json!(3), &json!(4))
     );
-    assert_logged(&app, &run);
+    assert_logged(&app, &run).await;
     assert_eq!(run.reload().await["warnings"], *warnings);
 }
 
@@ -284,6 +292,7 @@ async fn the_end_of_a_run_is_one_line_of_the_log() {
     let child = run.children().await.remove(0);
     let (_, why) = child.failure();
     assert_eq!(why, "server: broken (anthropic/reader)");
+    end_is_logged(&app, &run).await;
     let log = app.daemon.log();
     let end_of = |run: &Run<'_>| {
         let lines = log.lines().filter_map(|it| serde_json::from_str(it).ok());
