@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use crate::support::app::{Setup, TestApp};
 use crate::support::events::count;
+use crate::support::eventually;
 use crate::support::gate::Gate;
 use crate::support::provider::answer::{ScriptedAnswer, calls, delegates, fails, hangs, raw, says};
 use crate::support::run::Run;
@@ -137,7 +138,7 @@ async fn a_run_in_a_batch_uses_no_time_permit_or_request_slot() {
     app.provider
         .will("parent", [delegates([("claude", "x")]), says("all done")]);
     let first = app
-        .start_with("claude", json!({"input": "go", "timeout": 3}))
+        .start_with("claude", json!({"input": "go", "timeout": 20}))
         .await;
     waits(&app, &first).await;
     // A slot is free for another one, whose child is in a batch of the same provider.
@@ -149,7 +150,7 @@ async fn a_run_in_a_batch_uses_no_time_permit_or_request_slot() {
     assert_eq!(got.json()["waiting_for"], "batch");
     assert_eq!(app.provider.batches.created_and_cancelled().0.len(), 2);
     // Longer than its timeout.
-    let slow = app.start_with("slow", json!({"timeout": 3})).await;
+    let slow = app.start_with("slow", json!({"timeout": 21})).await;
     assert_eq!(slow.wait_for_end().await.failure().0, "timeout");
     gate.open();
     assert_eq!(first.wait_for_end().await.output(), "first");
@@ -198,7 +199,7 @@ async fn a_run_whose_budget_a_batch_has_reserved_uses_no_time() {
 async fn runs_whose_budget_a_batch_has_reserved_continue_after_a_restart() {
     let mut app = setup().agent("parent", SMALL_BUDGET).spawn().await;
     let gate = Gate::closed();
-    let parent = waits_with_three_children(&app, 60, &gate).await;
+    let parent = waits_with_three_children(&app, 600, &gate).await;
     let id = parent.id().to_owned();
     app.crash_and_restart().await;
     gate.open();
@@ -219,7 +220,7 @@ async fn runs_whose_budget_a_batch_has_reserved_continue_after_a_restart() {
 async fn a_paused_run_leaves_a_freed_budget_to_others() {
     let app = setup().agent("parent", SMALL_BUDGET).spawn().await;
     let gate = Gate::closed();
-    let parent = waits_with_three_children(&app, 60, &gate).await;
+    let parent = waits_with_three_children(&app, 600, &gate).await;
     let mut without_batch = Vec::new();
     for child in parent.children().await {
         if count(&child.events().await, "batch.submitted") == 0 {
@@ -250,8 +251,13 @@ fn empty() -> ScriptedAnswer {
 #[tokio::test]
 async fn a_failed_batch_is_charged_once_over_restarts() {
     // Killed before the next batch: the failed one is read again.
-    let patient = "model = \"claude/m\"\nservice = \"batch\"\n[retry]\ninitial_delay_ms = 60000";
-    let mut app = setup().agent("patient", patient).spawn().await;
+    let patient = "model = \"claude/m\"\nservice = \"batch\"\ntimeout = 5000000\n\
+                   [retry]\ninitial_delay_ms = 4294967295\nmax_delay_ms = 4294967295";
+    let mut app = setup()
+        .server("max_timeout = 5000000")
+        .agent("patient", patient)
+        .spawn()
+        .await;
     app.provider.will("m", [empty()]);
     let id = app.start("patient", "go").await.id().to_owned();
     for retries in 1..4 {
@@ -339,6 +345,15 @@ async fn an_unrecorded_batch_is_found_by_its_metadata() {
     }
 }
 
+/// Waits until so many batches were made, and all of them cancelled: runs wait for that for a short time only.
+async fn are_cancelled(app: &TestApp, count: usize) {
+    eventually("cancelled batches", async || {
+        let (made, cancelled) = app.provider.batches.created_and_cancelled();
+        (cancelled.len() >= count).then(|| assert_eq!((made.len(), &cancelled), (count, &made)))
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_cancelled_run_cancels_its_batch() {
     for (agent, _) in WIRES {
@@ -350,8 +365,7 @@ async fn a_cancelled_run_cancels_its_batch() {
         let run = run.cancel("no more").await;
         assert_eq!(run.status(), "cancelled");
         assert_eq!(run["tree"]["complete"], false);
-        let (made, cancelled) = app.provider.batches.created_and_cancelled();
-        assert_eq!((made.len(), &cancelled), (1, &made));
+        are_cancelled(&app, 1).await;
         // Also if that was on the record only when the next process came.
         let id = app.start(agent, "go").await.id().to_owned();
         waits(&app, &app.find(&id).await).await;
@@ -360,7 +374,7 @@ async fn a_cancelled_run_cancels_its_batch() {
             app.find(&id).await.cancel("no more").await.status(),
             "cancelled"
         );
-        assert_eq!(app.provider.batches.created_and_cancelled().1.len(), 2);
+        are_cancelled(&app, 2).await;
     }
 }
 
@@ -377,8 +391,7 @@ async fn a_batch_that_is_made_while_its_run_is_cancelled_is_cancelled() {
         assert_eq!(app.post(&path, &json!({})).await.status, 202);
         answering.open();
         assert_eq!(run.wait_for_end().await.status(), "cancelled");
-        let (made, cancelled) = app.provider.batches.created_and_cancelled();
-        assert_eq!((made.len(), &cancelled), (1, &made), "{agent}");
+        are_cancelled(&app, 1).await;
     }
 }
 
@@ -418,8 +431,7 @@ async fn an_unrecorded_batch_of_a_cancelled_run_is_found_and_cancelled() {
         let run = app.find(&id).await.wait_for_end().await;
         assert_eq!(run.status(), "cancelled");
         assert_eq!(run["tree"]["complete"], false);
-        let (made, cancelled) = app.provider.batches.created_and_cancelled();
-        assert_eq!((made.len(), &cancelled), (1, &made), "{agent}");
+        are_cancelled(&app, 1).await;
     }
 }
 

@@ -3,10 +3,12 @@
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
+use crate::support::eventually;
 use crate::support::gate::Gate;
 use crate::support::provider::answer::{ScriptedAnswer, calls, delegates, says};
 use crate::support::provider::recorded_request::{RecordedRequest, Wire};
@@ -280,7 +282,8 @@ async fn tree_in_a_row(provider: &str, model: &str) -> Counted {
 }
 
 /// Children that a planner calls at the same time. Until the service begins to reply to the first one, the cache knows nothing.
-async fn tree_at_once(provider: &str, model: &str) -> Counted {
+/// `None` if the machine was too slow for that.
+async fn tree_at_once(provider: &str, model: &str) -> Option<Counted> {
     let (app, cache) = counted_app(provider, model).await;
     let gate = Gate::closed();
     let (counting, first_reply) = (Arc::clone(&cache), gate.clone());
@@ -300,6 +303,7 @@ async fn tree_at_once(provider: &str, model: &str) -> Counted {
         "planner",
         [delegates(pages.map(|page| ("reader", page))), says("done")],
     );
+    let start = Instant::now();
     let run = app.start("planner", "go").await;
     let is_child_turn = |event: &&crate::support::events::Event| {
         event.kind() == "turn.started" && event["depth"] == 1
@@ -310,9 +314,11 @@ async fn tree_at_once(provider: &str, model: &str) -> Counted {
         .await;
     app.provider.wait_for_request(model, 1).await;
     gate.open();
+    let took = start.elapsed();
     assert_eq!(run.wait_for_end().await.output(), "done");
     assert_eq!(app.provider.requests_for(model).len(), CHILDREN);
-    take(&cache)
+    // The first one goes ahead for five seconds at most.
+    (took < Duration::from_secs(4)).then(|| take(&cache))
 }
 
 /// The table of what caching saves.
@@ -322,7 +328,7 @@ async fn loops_trees_and_later_runs_read_their_prompts_from_the_cache() {
     for (service, provider, model) in SERVICES {
         let (first, later) = loop_and_later_runs(provider, model).await;
         let in_a_row = tree_in_a_row(provider, model).await;
-        let at_once = tree_at_once(provider, model).await;
+        let at_once = eventually("a tree", async || tree_at_once(provider, model).await).await;
         let percent = |share: f64| format!("{:.1} %", share * 100.0);
         println!(
             "{service:<12}{:<18}{:<18}{:<15}{}",

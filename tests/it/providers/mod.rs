@@ -11,7 +11,7 @@ mod odd_replies;
 mod presets;
 mod provider_keys;
 mod proxies;
-mod rate_limits;
+pub mod rate_limits;
 mod recordings;
 mod rejected_replies;
 mod requests;

@@ -112,6 +112,9 @@ async fn an_old_table_is_named_at_the_start_and_by_axed_models() {
             .file("config/models.toml", &format!("as_of = {day}\n"))
             .spawn()
             .await;
+        if is_old {
+            app.daemon.wait_for_log("was last checked on").await;
+        }
         let printed = axed(&app, &["models", "solo"]).await;
         let printed = String::from_utf8_lossy(&printed.stderr).into_owned();
         let expected = format!("was last checked on {day}");
@@ -141,17 +144,21 @@ async fn the_check_the_start_and_each_run_warn_of_a_near_end() {
         .await;
     let near = format!("anthropic/near ends on {near}: use anthropic/near-2");
     let past = format!("anthropic/past ended on {past}: use anthropic/past-2");
+    let expected = [
+        format!("model: {near}"),
+        format!("model: {past}"),
+        format!("fallback_models: {near}"),
+    ];
+    for text in &expected {
+        app.daemon.wait_for_log(text).await;
+    }
     let log = app.daemon.log();
     let check = axed(&app, &["agents", "check"]).await;
     let check = String::from_utf8_lossy(&check.stderr).into_owned()
         + &String::from_utf8_lossy(&check.stdout);
     for text in [&log, &check] {
-        for expected in [
-            format!("model: {near}"),
-            format!("model: {past}"),
-            format!("fallback_models: {near}"),
-        ] {
-            assert!(text.contains(&expected), "{expected} in {text}");
+        for expected in &expected {
+            assert!(text.contains(expected), "{expected} in {text}");
         }
         assert!(!text.contains("anthropic/far ends"), "{text}");
     }

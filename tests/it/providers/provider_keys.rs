@@ -335,7 +335,7 @@ async fn an_idempotent_request_ignores_the_provider_key() {
     let app = setup().spawn().await;
     app.provider.always("own", |_| says("done"));
     let again = |key: &'static str| {
-        app.request(Method::POST, "/agents/own/runs?wait=30")
+        app.request(Method::POST, "/agents/own/runs?wait=180")
             .header("Idempotency-Key", "once")
             .header("X-Provider-Key", bare(key))
             .json(&json!({"input": "go"}))
