@@ -39,9 +39,9 @@ async fn a_restarted_daemon_accepts_decisions_at_once() {
 
 #[tokio::test]
 async fn time_is_paused_without_a_daemon_too() {
-    let mut app = careful("").agent("other", "timeout = 3").spawn().await;
+    let mut app = careful("").agent("other", "timeout = 20").spawn().await;
     app.provider.will("careful", [writes("a"), says("done")]);
-    let body = json!({"input": "go", "timeout": 3});
+    let body = json!({"input": "go", "timeout": 20});
     let id = app
         .start_with("careful", body.clone())
         .await

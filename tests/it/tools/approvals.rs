@@ -283,11 +283,11 @@ async fn a_parent_waits_while_all_its_children_wait() {
 
 #[tokio::test]
 async fn time_is_paused_for_a_waiting_run_and_its_parent() {
-    let app = careful("").agent("other", "timeout = 3").spawn().await;
+    let app = careful("").agent("other", "timeout = 20").spawn().await;
     app.provider
         .will("planner", [delegates([("careful", "write")]), says("done")]);
     app.provider.will("careful", [writes("a"), says("written")]);
-    let body = json!({"input": "go", "timeout": 3});
+    let body = json!({"input": "go", "timeout": 20});
     let id = app
         .start_with("planner", body.clone())
         .await
@@ -415,8 +415,8 @@ async fn a_waiting_run_can_be_cancelled() {
 
 #[tokio::test]
 async fn waiting_does_not_count_in_a_time_quota() {
-    let quota = "[subagent]\nenabled = true\nmax_total_time = 3";
-    let app = careful(quota).agent("other", "timeout = 3").spawn().await;
+    let quota = "[subagent]\nenabled = true\nmax_total_time = 20";
+    let app = careful(quota).agent("other", "timeout = 20").spawn().await;
     let task = |task: &str| {
         let task = json!({"label": "look", "task_prompt": task});
         calls([("subagent", task)])

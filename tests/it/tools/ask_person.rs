@@ -334,12 +334,12 @@ async fn an_answer_survives_a_crash_right_after_it() {
 
 #[tokio::test]
 async fn the_time_of_a_run_stands_still_while_it_asks() {
-    let mut app = curious("").agent("other", "timeout = 2").spawn().await;
+    let mut app = curious("").agent("other", "timeout = 20").spawn().await;
     app.provider.will(
         "curious",
         [asks(json!({"question": "Which?"})), says("done")],
     );
-    let body = json!({"input": "go", "timeout": 2});
+    let body = json!({"input": "go", "timeout": 20});
     let id = app
         .start_with("curious", body.clone())
         .await
@@ -509,7 +509,7 @@ async fn only_keys_that_see_the_run_answer_and_the_answer_names_the_key() {
         .as_str()
         .expect("an id")
         .to_owned();
-    let waited = send(by("ada", Method::GET, &format!("/runs/{id}?wait=60")))
+    let waited = send(by("ada", Method::GET, &format!("/runs/{id}?wait=180")))
         .await
         .json();
     let question = waited["pending_inputs"][0].clone();
@@ -527,7 +527,7 @@ async fn only_keys_that_see_the_run_answer_and_the_answer_names_the_key() {
         let answered = send(post).await;
         assert_eq!(answered.status, status, "{name}: {}", answered.text);
     }
-    let waited = send(by("ada", Method::GET, &format!("/runs/{id}?wait=60"))).await;
+    let waited = send(by("ada", Method::GET, &format!("/runs/{id}?wait=180"))).await;
     assert_eq!(waited.json()["status"], "completed", "{}", waited.text);
     let events = send(by("ada", Method::GET, &format!("/runs/{id}/events")))
         .await

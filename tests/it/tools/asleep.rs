@@ -49,9 +49,9 @@ async fn a_tree_that_sleeps_goes_on_as_if_it_had_been_awake() {
     let path = format!("/runs/{id}/messages");
     let message = app.post(&path, &json!({"content": "hurry"})).await;
     assert_eq!(message.status, 202, "{}", message.text);
-    let waited = format!("/runs/{id}?wait=60");
+    let waited = format!("/runs/{id}?wait=180");
     let child = app.find(&id).await.children().await[0].id().to_owned();
-    let of_child = format!("/runs/{child}?wait=60");
+    let of_child = format!("/runs/{child}?wait=180");
     let (ended, child_ended, woken) = tokio::join!(
         app.get(&waited),
         app.get(&of_child),
@@ -84,7 +84,7 @@ async fn a_tree_sleeps_over_a_kill_and_wakes_at_its_time() {
         }
     });
     let long = app.start("patient", "1000").await.id().to_owned();
-    let short = app.start("patient", "8").await.id().to_owned();
+    let short = app.start("patient", "30").await.id().to_owned();
     asleep(&app, 2.0).await;
     app.crash_and_restart().await;
     let run = app.find(&short).await.wait_for_end().await;
@@ -143,7 +143,7 @@ async fn a_tree_that_waits_for_a_person_sleeps_too() {
 
 #[tokio::test]
 async fn a_run_that_goes_on_waits_for_the_server_that_it_requires() {
-    let server = "[[mcp_servers]]\nname = \"s\"\ntransport = \"stdio\"\ncommand = \"python3\"\nargs = [\"asking.py\"]\n";
+    let server = "[[mcp_servers]]\nname = \"s\"\ntransport = \"stdio\"\ncommand = \"python3\"\nargs = [\"asking.py\"]\nopen_timeout = 120\n";
     let program = include_str!("mcp/asking.py");
     let path = process_environment().remove("PATH").expect("a PATH");
     let mut app = careful(&format!("{server}required = true\n"))
@@ -223,7 +223,7 @@ async fn what_clients_do_to_a_tree_that_sleeps_is_sent_to_its_webhooks() {
 
 #[tokio::test]
 async fn the_time_of_a_person_ends_while_the_tree_sleeps_but_not_during_a_pause() {
-    let settings = "ask_timeout = 12\nask_default = \"no\"\n[ask]\nenabled = true\n";
+    let settings = "ask_timeout = 40\nask_default = \"no\"\n[ask]\nenabled = true\n";
     let app = curious("ask_timeout = 3\nask_default = \"no\"\n")
         .agent("held", settings)
         .spawn()
@@ -313,7 +313,7 @@ async fn another_node_wakes_what_one_left_asleep() {
     app.provider.always("patient", once("17"));
     let woken_here = waiting(&app, "patient").await;
     asleep(&app, 1.0).await;
-    let path = format!("/runs/{woken_here}?wait=60");
+    let path = format!("/runs/{woken_here}?wait=180");
     let publish_there = async || {
         let body = json!({"event": "order.paid", "key": "17", "data": 1});
         published(
@@ -336,7 +336,7 @@ async fn another_node_wakes_what_one_left_asleep() {
     app.daemon.kill().await;
     let answer = send(app.client.post(cancelled).json(&json!({}))).await;
     assert_eq!(answer.status, 202, "{}", answer.text);
-    let path = format!("{}/runs/{left}?wait=60", second.url);
+    let path = format!("{}/runs/{left}?wait=180", second.url);
     let ended = send(app.client.get(path)).await;
     assert_eq!(ended.json()["status"], "cancelled");
 }

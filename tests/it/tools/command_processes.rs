@@ -112,13 +112,21 @@ async fn a_fork_bomb_ends_with_its_call_and_leaves_the_daemon_responsive() {
             says("done"),
         ],
     );
+    let wait = async || {
+        let began = Instant::now();
+        assert_eq!(app.get("/livez").await.status, 200);
+        began.elapsed()
+    };
+    let mut before = Vec::new();
+    for _ in 0..50 {
+        before.push(wait().await);
+    }
+    before.sort_unstable();
     let run = app.start("worker", "go").await;
     let mut waits = Vec::new();
     let answers = async {
         loop {
-            let began = Instant::now();
-            assert_eq!(app.get("/livez").await.status, 200);
-            waits.push(began.elapsed());
+            waits.push(wait().await);
         }
     };
     let ended = tokio::select! {
@@ -140,7 +148,8 @@ async fn a_fork_bomb_ends_with_its_call_and_leaves_the_daemon_responsive() {
     waits.sort_unstable();
     eprintln!("the slowest answer of {}: {:?}", waits.len(), waits.last());
     // A machine that runs other tests may delay some, but not most.
-    assert!(waits[waits.len() / 2] < Duration::from_millis(100));
+    let most = Duration::from_millis(100).max(before[25] * 10);
+    assert!(waits[waits.len() / 2] < most, "{before:?}");
 }
 
 #[tokio::test]
@@ -261,7 +270,7 @@ async fn a_command_that_uses_too_much_memory_is_ended() {
     let alone = "/usr/bin/python3 -c 'print(len(bytearray(600 << 20)))'";
     let together = format!(
         "/usr/bin/python3 -c 'import os, time\nfor _ in range(10):\n\
-         \x20   if os.fork() == 0: kept = bytearray(os.urandom(1 << 20) * 60); time.sleep(10); os._exit(0)\n\
+         \x20   if os.fork() == 0: kept = bytearray(os.urandom(1 << 20) * 60); time.sleep(50); os._exit(0)\n\
          if all(os.wait()[1] == 0 for _ in range(10)): print(\"survived\")' {mark}"
     );
     let shared = "/usr/bin/python3 -c 'import mmap, os, time\nsize = 800 << 20\n\

@@ -16,7 +16,7 @@ const SERVER: &str = include_str!("mcp/many.py");
 /// A daemon with the agent `a`, whose server `s` has 400 tools.
 fn with_many(more: &str) -> Setup {
     let agent = format!(
-        "{more}\n[[mcp_servers]]\nname = \"s\"\ntransport = \"stdio\"\ncommand = \"python3\"\nargs = [\"server.py\"]"
+        "{more}\n[[mcp_servers]]\nname = \"s\"\ntransport = \"stdio\"\ncommand = \"python3\"\nargs = [\"server.py\"]\nopen_timeout = 120"
     );
     let path = process_environment().remove("PATH").expect("a PATH");
     TestApp::setup()

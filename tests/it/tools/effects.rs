@@ -34,6 +34,8 @@ enum Mode {
     Hangs,
     /// The connection breaks in the middle of the response.
     Breaks,
+    /// It breaks once, and the next request is answered.
+    BreaksOnce,
 }
 
 /// A shop in which every payment has an effect, but for those with a key that was paid with before.
@@ -89,12 +91,16 @@ async fn pay(State(shop): State<Shop>, headers: HeaderMap) -> Response {
         ledger.keys.push(key.clone());
         let effects = ledger.effects.entry(key.clone()).or_default();
         *effects += u32::from(key.is_empty() || *effects == 0);
-        ledger.mode
+        let mode = ledger.mode;
+        if mode == Mode::BreaksOnce {
+            ledger.mode = Mode::Answers;
+        }
+        mode
     };
     match mode {
         Mode::Answers => "paid".into_response(),
         Mode::Hangs => pending().await,
-        Mode::Breaks => {
+        Mode::Breaks | Mode::BreaksOnce => {
             let chunks = [Ok(Bytes::from("pa")), Err(io::Error::other("broken"))];
             let body = Body::from_stream(stream::iter(chunks));
             ([("content-type", "text/plain")], body).into_response()
@@ -192,7 +198,7 @@ async fn a_call_with_a_key_is_sent_again_with_it() {
     app.run("clerk", "go").await;
     let body = json!({"at": {"turn": 1, "after": "reply"}});
     app.provider.will("clerk", [says("done")]);
-    let forked = app.post(&format!("/runs/{id}/fork?wait=30"), &body).await;
+    let forked = app.post(&format!("/runs/{id}/fork?wait=180"), &body).await;
     assert_eq!(forked.json()["status"], "completed", "{}", forked.text);
     let mut keys = shop.keys().split_off(3);
     keys.sort_unstable();
@@ -271,7 +277,7 @@ async fn a_run_waits_for_a_person_who_knows() {
     );
     assert_eq!(run["pending_inputs"], json!([question]));
     // A client that waits for the run learns that a person has to do something.
-    let waited = app.get(&format!("/runs/{id}?wait=30")).await;
+    let waited = app.get(&format!("/runs/{id}?wait=1")).await;
     assert_eq!(waited.json()["status"], "waiting");
     let requested = find(&run.events().await, "input.requested").clone();
     assert_eq!(requested["begun"]["tool"], "pay");
@@ -425,9 +431,8 @@ async fn a_broken_connection_leaves_the_end_open_as_a_crash_does() {
         let shop = Shop::default();
         let (url, _server) = shop.start().await;
         let app = with_shop(&url, settings).spawn().await;
-        shop.set(Mode::Breaks);
+        shop.set(Mode::BreaksOnce);
         let id = begun(&app, &shop).await;
-        shop.set(Mode::Answers);
         app.provider.will("clerk", [says("done")]);
         if requests == 1 {
             let run = uncertain(&app, &id).await;
@@ -493,7 +498,7 @@ for line in sys.stdin:
 async fn mcp_servers_and_commands_get_the_key_too() {
     let path = process_environment().remove("PATH").expect("a PATH");
     let agent = "workdir = \"work\"\ntools = [\"run_command\"]\n[[mcp_servers]]\nname = \"s\"\ntransport = \"stdio\"\n\
-                 command = \"python3\"\nargs = [\"meter.py\"]\n";
+                 command = \"python3\"\nargs = [\"meter.py\"]\nopen_timeout = 120\n";
     let app = TestApp::setup()
         .config("[tools]\nallow_commands = true\nallow_unconfined = true")
         .file("meter.py", METER)

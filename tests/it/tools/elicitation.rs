@@ -32,7 +32,7 @@ use crate::tools::wait::result;
 fn on_pipes(server: &str, settings: &str) -> Setup {
     let agent = format!(
         "{settings}[[mcp_servers]]\nname = \"s\"\ntransport = \"stdio\"\ncommand = \"python3\"\nargs = [\"asking.py\"]\n\
-         env = {{ TOKEN = \"${{STORY_TOKEN}}\" }}\n{server}"
+         env = {{ TOKEN = \"${{STORY_TOKEN}}\" }}\nopen_timeout = 120\n{server}"
     );
     let path = process_environment().remove("PATH").expect("a PATH");
     TestApp::setup()
@@ -76,7 +76,7 @@ async fn answered(app: &TestApp, id: &str, question: &Value, body: Value) -> (St
 #[tokio::test]
 async fn a_question_on_the_connection_waits_for_a_person() {
     // Far longer than the call may take.
-    let app = on_pipes("timeout = 1\n", "").spawn().await;
+    let app = on_pipes("timeout = 15\n", "").spawn().await;
     let (id, question) = suspended_at(&app, "book").await;
     let run = app.find(&id).await;
     assert_eq!(run["waiting_for"], "input");
@@ -106,7 +106,7 @@ async fn a_question_on_the_connection_waits_for_a_person() {
         .parse()
         .expect("a time");
     eventually("more time than the call has", async || {
-        (Timestamp::now().duration_since(since) > SignedDuration::from_millis(1500)).then_some(())
+        (Timestamp::now().duration_since(since) > SignedDuration::from_secs(16)).then_some(())
     })
     .await;
     let (text, is_error) = answered(&app, &id, &question, json!({"answer": {"name": "Ada"}})).await;

@@ -41,9 +41,13 @@ fn with_mode(mode: &str, more: &str) -> Setup {
     } else {
         ""
     };
+    let open_timeout = match more.contains("open_timeout") {
+        true => "",
+        false => "open_timeout = 120\n",
+    };
     let agent = format!(
         "{own}[[mcp_servers]]\nname = \"s\"\ntransport = \"stdio\"\ncommand = \"python3\"\nargs = [\"server.py\", \"{mode}\"]\n\
-         env = {{ TOKEN = \"${{STORY_TOKEN}}\" }}\n{more}"
+         env = {{ TOKEN = \"${{STORY_TOKEN}}\" }}\n{open_timeout}{more}"
     );
     let path = process_environment().remove("PATH").expect("a PATH");
     TestApp::setup()
@@ -124,13 +128,8 @@ async fn tools_are_offered_and_called_over_one_connection() {
     assert_eq!(lines(&app, "started", 1).await.len(), 1);
     // Three pages, once: the server declares that it sends list changes.
     assert_eq!(lines(&app, "listed", 3).await, ["start", "5", "10"]);
-    assert!(
-        app.daemon
-            .log()
-            .contains("\\\"dotted/name\\\" of MCP server \\\"s\\\" is left out"),
-        "{}",
-        app.daemon.log()
-    );
+    let warning = "\\\"dotted/name\\\" of MCP server \\\"s\\\" is left out";
+    app.daemon.wait_for_log(warning).await;
 }
 
 #[tokio::test]
@@ -173,7 +172,7 @@ async fn restricted_tools_apply_to_dry_runs_and_children() {
     assert_eq!(count(&events, "tools.warning"), 1);
     let shown = app.get("/agents/a").await.json();
     let expected = json!([{"name": "s", "transport": "stdio", "command": "python3", "tools": ["echo", "nonsense"],
-                           "timeout": 60, "open_timeout": 10, "required": false}]);
+                           "timeout": 60, "open_timeout": 120, "required": false}]);
     assert_eq!(shown["mcp_servers"], expected);
 }
 
@@ -250,7 +249,7 @@ async fn a_cancelled_run_notifies_the_server() {
 async fn a_timeout_names_the_servers_that_were_starting() {
     let app = with_mode("silent", "").agent("b", "").spawn().await;
     let run = app
-        .run_with("a", json!({"input": "go", "timeout": 2}))
+        .run_with("a", json!({"input": "go", "timeout": 15}))
         .await;
     assert_eq!(run.failure().0, "timeout");
     let warnings = run["warnings"].as_array().expect("warnings");

@@ -22,7 +22,7 @@ const LOG_IN: &str = "the operator can log in with: axed auth login tickets";
 /// A daemon with the agent `a`, whose server `tickets` requires a login.
 pub fn with_login(url: &str, more: &str) -> Setup {
     let agent = format!(
-        "sub_agents = [\"b\"]\n[[mcp_servers]]\nname = \"tickets\"\ntransport = \"streamable-http\"\nurl = \"{url}\"\n\
+        "sub_agents = [\"b\"]\n[[mcp_servers]]\nname = \"tickets\"\ntransport = \"streamable-http\"\nurl = \"{url}\"\nopen_timeout = 120\n\
          [mcp_servers.oauth]\ngrant = \"device_code\"\nclient_id = \"axed\"\n{more}"
     );
     TestApp::setup()

@@ -16,7 +16,7 @@ const SECRET: &str = "s3cret-of-the-client";
 /// A daemon with the agent `a`, whose server `tickets` requires OAuth.
 fn with_oauth(url: &str, more: &str) -> Setup {
     let agent = format!(
-        "sub_agents = [\"b\"]\n[[mcp_servers]]\nname = \"tickets\"\ntransport = \"streamable-http\"\nurl = \"{url}\"\n\
+        "sub_agents = [\"b\"]\n[[mcp_servers]]\nname = \"tickets\"\ntransport = \"streamable-http\"\nurl = \"{url}\"\nopen_timeout = 120\n\
          [mcp_servers.oauth]\ngrant = \"client_credentials\"\nclient_id = \"axed:1\"\n\
          client_secret_env = \"STORY_SECRET\"\n{more}"
     );

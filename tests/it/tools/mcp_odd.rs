@@ -20,11 +20,15 @@ use crate::support::within_timeout;
 use crate::tools::mcp::{UNATTENDED, result_of};
 
 /// Far below the timeout of a call, far above what a loaded machine needs.
-const AT_ONCE: Duration = Duration::from_secs(40);
+const AT_ONCE: Duration = Duration::from_secs(55);
 
 fn with_server(mode: &str, more: &str) -> Setup {
+    let open_timeout = match more.contains("open_timeout") {
+        true => "",
+        false => "open_timeout = 120",
+    };
     let agent = format!(
-        "[[mcp_servers]]\nname = \"s\"\ntransport = \"stdio\"\ncommand = \"python3\"\nargs = [\"odd.py\", \"{mode}\"]\n{more}\n"
+        "[[mcp_servers]]\nname = \"s\"\ntransport = \"stdio\"\ncommand = \"python3\"\nargs = [\"odd.py\", \"{mode}\"]\n{open_timeout}\n{more}\n"
     );
     let path = process_environment().remove("PATH").expect("a PATH");
     TestApp::setup()

@@ -220,7 +220,7 @@ async fn a_waiting_client_is_answered_when_a_run_comes_to_wait_for_a_person() {
     let started = Instant::now();
     let (changed, ()) = tokio::join!(app.get(&waiting_path), async {
         // A wait for a run that waits already ends with its time. The longer wait has begun by then.
-        let unchanged = app.get(&format!("{path}?wait=0.5")).await;
+        let unchanged = app.get(&format!("{path}?wait=10")).await;
         assert_eq!(unchanged.json()["status"], "waiting");
         let pending = &run["pending_approvals"][0];
         let field = |key: &str| pending[key].as_str().expect("a text");
@@ -261,7 +261,7 @@ async fn a_wait_after_a_restart_ends_with_the_decision() {
     let started = Instant::now();
     let (changed, ()) = tokio::join!(app.get(&path), async {
         // The longer wait has begun once this one ends.
-        let short = app.get(&format!("/runs/{id}?wait=0.5")).await;
+        let short = app.get(&format!("/runs/{id}?wait=10")).await;
         assert_eq!(
             (short.status, &short.json()["status"]),
             (202, &json!("waiting"))

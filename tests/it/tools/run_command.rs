@@ -219,17 +219,17 @@ async fn a_timed_out_command_is_ended_with_its_descendants() {
     let reported = command_results(
         &app,
         &[
-            json!({"command": format!("echo begun; trap '' TERM; setsid sleep {mark} & sleep {mark}"), "timeout": 3}),
-            json!({"command": "yes", "timeout": 3}),
+            json!({"command": format!("echo begun; trap '' TERM; setsid sleep {mark} & sleep {mark}"), "timeout": 20}),
+            json!({"command": "yes", "timeout": 20}),
         ],
     )
     .await;
     assert_eq!(
         reported[0],
-        "error: timed out after 3 s. It was ended with everything that it had started.\nbegun\n"
+        "error: timed out after 20 s. It was ended with everything that it had started.\nbegun\n"
     );
     assert!(!is_alive(&mark));
-    assert!(reported[1].starts_with("error: timed out after 3 s."));
+    assert!(reported[1].starts_with("error: timed out after 20 s."));
     assert!(reported[1].len() <= 256 << 10);
     assert!(
         reported[1].contains("the output was longer"),
@@ -333,7 +333,7 @@ async fn twenty_commands_run_at_once() {
         let command = format!(
             "touch n{number}; while [ $(ls | grep -c '^n') -lt 20 ]; do sleep 0.02; done; echo {number}"
         );
-        ("run_command", json!({"command": command}))
+        ("run_command", json!({"command": command, "timeout": 600}))
     };
     app.provider
         .will("worker", [calls((0..20).map(command)), says("done")]);

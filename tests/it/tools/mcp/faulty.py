@@ -57,6 +57,8 @@ def call(id, name):
 if MODE == "exit":
     for line in ["one", "two", "three", "four", "five", "no licence: " + os.environ["TOKEN"]]:
         write(line)
+    # Its client is not disturbed while it writes.
+    sys.stdin.readline()
     sys.exit(7)
 if MODE == "close":
     os.close(1)

@@ -1,5 +1,5 @@
 """A small MCP server for the stories: speaks on stdin and stdout, and misbehaves on demand."""
-import json, os, subprocess, sys, threading
+import json, os, signal, subprocess, sys, threading
 
 HOME = os.environ["HOME"]
 MODE = sys.argv[1] if len(sys.argv) > 1 else ""
@@ -73,6 +73,8 @@ def call(id, name, arguments):
         send({"id": id, "error": {"code": -32602, "message": "no such tool"}})
 
 
+if MODE == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 note("started", str(os.getpid()))
 child = subprocess.Popen(["sleep", "1000"], stdin=subprocess.DEVNULL)
 note("children", str(child.pid))
@@ -101,8 +103,6 @@ for line in sys.stdin:
     elif method == "notifications/cancelled":
         note("cancelled", json.dumps(params))
 if MODE == "stubborn":
-    import signal
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     note("refuses", "to end")
     threading.Event().wait()
 child.kill()
