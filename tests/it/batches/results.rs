@@ -295,11 +295,11 @@ async fn a_client_waits_for_the_end_of_a_batch() {
     let path = format!("/batches/{id}");
     let early = app.get(&format!("{path}?wait=0.1s")).await.json();
     assert_eq!(early["status"], "running");
-    let path = format!("{path}?wait=60");
-    let (waited, ()) = tokio::join!(app.get(&path), async { gate.open() });
+    let late = format!("{path}?wait=180");
+    let (waited, ()) = tokio::join!(app.get(&late), async { gate.open() });
     let waited = waited.json();
     assert_eq!(waited["status"], "completed", "{waited}");
     assert_eq!(waited["counts"]["completed"], 3);
-    let refused = app.get(&path.replace("60", "soon")).await;
+    let refused = app.get(&format!("{path}?wait=soon")).await;
     assert!(refused.problem(400).contains("use seconds"));
 }

@@ -48,11 +48,11 @@ async fn a_schedule_starts_one_run_at_a_time_also_after_the_leaders_death() {
     app.get_until("/runs", is_completed).await;
     second.wait_for_log("Agent solo").await;
 
+    let db = app.database();
+    let before = db.text("SELECT times FROM schedules");
     kill_first(&mut app, second).await;
     let second_time = schedule_at(HOUR * 2, "missed = \"once\"");
     app.write_agent("solo", &second_time);
-    let db = app.database();
-    let before = db.text("SELECT times FROM schedules");
     eventually("a new leader", async || {
         (db.text("SELECT times FROM schedules") != before).then_some(())
     })

@@ -34,7 +34,7 @@ pub async fn stream_at(daemon: &Daemon, id: &str, after: u64) -> Events {
 }
 
 pub async fn wait_at(daemon: &Daemon, id: &str) -> Value {
-    let url = format!("{}/runs/{id}?wait=60", daemon.url);
+    let url = format!("{}/runs/{id}?wait=180", daemon.url);
     let got = send(daemon.client.get(url)).await;
     assert_eq!(got.status, 200, "{}", got.text);
     got.json()

@@ -8,9 +8,10 @@ use serde_json::json;
 use tokio::task::JoinSet;
 
 use crate::cluster::{other, pair, spawn};
+use crate::providers::rate_limits::{HELD_LIMIT, HOLDING, holding};
 use crate::support::app::{TestApp, send};
 use crate::support::daemon::Daemon;
-use crate::support::events::{assert_complete, count};
+use crate::support::events::assert_complete;
 use crate::support::gate::Gate;
 use crate::support::provider::answer::says;
 
@@ -78,26 +79,27 @@ async fn a_burst_at_all_daemons_stays_within_the_limit() {
 /// What one daemon uses of a provider's limit, the others do not have.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn daemons_share_the_rate_limit_of_a_provider() {
-    let limits = "[providers.anthropic.limits.solo]\nrequests_per_minute = 60";
-    let setup = TestApp::setup().config(limits).agent("solo", "");
+    let setup = TestApp::setup()
+        .config(HELD_LIMIT)
+        .agent("holding", HOLDING)
+        .agent("solo", "");
     let Some((mut app, mut second, _)) = pair(setup).await else {
         return;
     };
+    let gate = holding(&app);
     app.provider.always("solo", |_| says("done"));
-    // All that may be used at once.
-    for _ in 0..6 {
-        assert_eq!(app.run("solo", "x").await.output(), "done");
-    }
+    let id = app.start("holding", "x").await.id().to_owned();
+    app.provider.wait_for_requests(1).await;
     std::mem::swap(&mut app.daemon, &mut second);
     // The second one knows the limit because the first one has reported what it used of it.
     let is_known = |text: &str| text.contains("axed_rate_limit_limit{provider=\"anthropic\"");
     app.get_until("/metrics", |got| is_known(&got.text)).await;
-    let runs = join_all((0..4).map(|_| app.run("solo", "x"))).await;
-    let mut waits = 0;
-    for run in &runs {
-        waits += count(&run.events().await, "turn.delayed");
-    }
-    assert!(waits >= 2, "{waits}");
+    let run = app.start("solo", "x").await;
+    app.events(&run).await.until("turn.delayed").await;
+    // What the first one gives back is reported too.
+    gate.open();
+    assert_eq!(run.wait_for_end().await.output(), "done");
+    assert_eq!(app.find(&id).await.wait_for_end().await.output(), "done");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,7 +5,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::cluster::{other, spawn};
-use crate::support::app::TestApp;
+use crate::support::app::{ApiResponse, TestApp};
 use crate::support::daemon::Daemon;
 use crate::support::database::lock_tables;
 use crate::support::events::assert_complete;
@@ -135,14 +135,17 @@ async fn a_daemon_is_not_ready_while_the_disk_of_the_database_is_full() {
     app.provider.always("solo", |_| says("done"));
     let execute = |sql| postgres::with_client(&url, async |client| client.batch_execute(sql).await);
     execute(FULL_DISK);
-    for code in ["store_full", "store_unavailable"] {
+    // The second one is refused because of the first, until it is known why that failed.
+    for codes in [&["store_full"][..], &["store_unavailable", "store_full"]] {
         let request = json!({"input": "x"});
         let refused = app.post("/agents/solo/runs", &request).await;
-        assert_eq!(refused.json()["code"], code, "{}", refused.text);
-        let got = app.get("/readyz").await;
-        assert_eq!(got.status, 503, "{}", got.text);
-        let why = &got.json()["checks"]["store"]["detail"];
-        assert!(why.as_str().expect("a reason").contains("full"), "{why}");
+        let code = refused.json()["code"].clone();
+        assert!(codes.iter().any(|it| code == *it), "{}", refused.text);
+        let is_full = |got: &ApiResponse| {
+            let why = &got.json()["checks"]["store"]["detail"];
+            got.status == 503 && why.as_str().is_some_and(|why| why.contains("full"))
+        };
+        app.get_until("/readyz", is_full).await;
     }
     let log = app.daemon.log();
     assert_eq!(log.matches("s server is full: ").count(), 1, "{log}");
@@ -222,7 +225,7 @@ async fn a_reader_that_gets_no_answer_gives_up() {
     app.provider.always("solo", |_| says("done"));
     let id = app.run("solo", "x").await.id().to_owned();
     // The server ends a statement after this time. A process that is stopped does not.
-    let limited = format!("{url}&options=-c%20statement_timeout%3D4000");
+    let limited = format!("{url}&options=-c%20statement_timeout%3D9000");
     app.daemon = Daemon::start(other(&app, &limited, "second")).await;
     let path = format!("/runs/{id}");
     let lock = lock_tables(&url, "runs");
@@ -245,7 +248,7 @@ async fn a_reader_gives_up_when_the_writer_does() {
     app.provider.always("solo", |_| says("done"));
     let id = app.run("solo", "x").await.id().to_owned();
     // Alone, a reader would wait for longer than this story.
-    let patient = format!("{url}&options=-c%20statement_timeout%3D600000");
+    let patient = format!("{url}&options=-c%20statement_timeout%3D600000%20-c%20lock_timeout%3D0");
     app.daemon = Daemon::start(other(&app, &patient, "second")).await;
     let path = format!("/runs/{id}");
     let request = json!({"input": "x"});
@@ -273,10 +276,15 @@ async fn a_node_that_others_have_removed_joins_again_while_it_is_probed() {
         return;
     };
     app.provider.always("solo", |_| says("done"));
-    postgres::with_client(&url, async |client| {
-        client.batch_execute("DELETE FROM nodes").await
-    });
-    app.get_until("/readyz", |got| got.status == 503).await;
+    // It joins again soon: what a load balancer asks comes before.
+    let is_out = app.get_until("/readyz", |got| got.status == 503);
+    let removed = async {
+        app.get_until("/readyz", |_| true).await;
+        postgres::with_client(&url, async |client| {
+            client.batch_execute("DELETE FROM nodes").await
+        });
+    };
+    tokio::join!(is_out, removed);
     app.get_until("/readyz", |got| got.status == 200).await;
     assert_eq!(app.run("solo", "x").await.output(), "done");
 }

@@ -105,7 +105,7 @@ async fn daemons_work_behind_a_pooler() {
         };
         let request = app
             .client
-            .post(format!("{}/agents/quick/runs?wait=40", daemon.url));
+            .post(format!("{}/agents/quick/runs?wait=180", daemon.url));
         crate::support::app::send(request.json(&bodies[usize::from(number > 9)]))
     });
     for got in within_timeout("all runs", join_all(runs)).await {

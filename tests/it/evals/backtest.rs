@@ -393,7 +393,7 @@ async fn a_case_whose_run_is_gone_or_of_another_key_fails() {
     let source = request(
         "amy",
         Method::POST,
-        "/agents/boss/runs?wait=60",
+        "/agents/boss/runs?wait=180",
         &json!({"input": "go"}),
     )
     .await;

@@ -264,7 +264,7 @@ async fn a_tree_of_three_levels_resumes_at_its_leaf() {
 #[tokio::test]
 async fn what_a_failed_attempt_used_survives_a_kill() {
     let mut app = TestApp::setup()
-        .config("[budgets.all]\ntokens = 5000\nper = \"day\"")
+        .config("[budgets.all]\ntokens = 5000\nper = \"month\"")
         .agent("solo", "[retry]\ninitial_delay_ms = 1")
         .spawn()
         .await;

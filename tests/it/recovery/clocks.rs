@@ -63,7 +63,7 @@ async fn a_recovered_run_has_no_more_time_than_its_timeout() {
     let mut app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.will("solo", [hangs(), hangs()]);
     let run = app
-        .start_with("solo", json!({"input": "go", "timeout": 2}))
+        .start_with("solo", json!({"input": "go", "timeout": 15}))
         .await
         .id()
         .to_owned();

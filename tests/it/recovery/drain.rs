@@ -16,15 +16,16 @@ const LONG: &str = "drain_timeout = 3600";
 
 /// Signals the daemon to stop and waits until it logs that it does.
 async fn told_to_stop(app: &TestApp) {
-    assert_eq!(app.get("/readyz").await.status, 200);
+    app.get_until("/readyz", |got| got.status == 200).await;
     app.daemon.signal("TERM");
-    let got = app.get_until("/readyz", |got| got.status == 503).await;
-    assert_eq!(
-        got.json()["checks"]["accepting"]["ok"],
-        false,
-        "{}",
-        got.text
-    );
+    stops(app).await;
+}
+
+/// Waits until the daemon takes no new runs.
+pub async fn stops(app: &TestApp) {
+    let stops = |got: &ApiResponse| got.json()["checks"]["accepting"]["ok"] == false;
+    let got = app.get_until("/readyz", stops).await;
+    assert_eq!(got.status, 503, "{}", got.text);
 }
 
 /// Waits for the daemon's end, which is a good one.
@@ -42,7 +43,7 @@ async fn refuses_new_runs(app: &TestApp, agent: &str) {
 
 /// Clients that each start a run and wait for its end.
 fn waiting(app: &TestApp, agent: &str, clients: usize) -> JoinSet<ApiResponse> {
-    let path = format!("/agents/{agent}/runs?wait=40");
+    let path = format!("/agents/{agent}/runs?wait=180");
     let mut waiting = JoinSet::new();
     for _ in 0..clients {
         let request = app.request(Method::POST, &path);
@@ -144,7 +145,7 @@ async fn a_second_signal_stops_at_once() {
         app.provider.wait_for_request("slow", 1).await;
 
         app.daemon.signal(first);
-        app.get_until("/readyz", |got| got.status == 503).await;
+        stops(&app).await;
         app.daemon.signal(second);
 
         stopped(&mut app).await;

@@ -3,7 +3,7 @@
 mod after_kill;
 mod background;
 mod clocks;
-mod drain;
+pub mod drain;
 mod lost_answers;
 mod model;
 mod model_outcome;

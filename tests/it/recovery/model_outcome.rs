@@ -164,8 +164,8 @@ pub fn settings(place: &Path) -> Settings {
             max_queued: 10,
             ..Runs::default()
         },
-        default_timeout: Duration::from_secs(60),
-        max_timeout: Duration::from_secs(60),
+        default_timeout: Duration::from_secs(3600),
+        max_timeout: Duration::from_secs(3600),
         loop_warn: 2,
         loop_stop: 3,
         max_context_file_bytes: 0,

@@ -2,6 +2,7 @@
 
 use serde_json::json;
 
+use crate::recovery::drain::stops;
 use crate::support::app::TestApp;
 use crate::support::daemon::axed_command;
 use crate::support::gate::Gate;
@@ -48,10 +49,10 @@ async fn shutdown_waits_for_running_runs() {
     app.provider.will("solo", [says("done").after_gate(&gate)]);
     let id = app.start("solo", "go").await.id().to_owned();
     app.provider.wait_for_concurrency("solo", 1).await;
-    assert_eq!(app.get("/readyz").await.status, 200);
+    app.get_until("/readyz", |got| got.status == 200).await;
 
     app.daemon.signal("TERM");
-    app.get_until("/readyz", |got| got.status == 503).await;
+    stops(&app).await;
     let refused = app.post("/agents/solo/runs", &json!({})).await;
     refused.problem(503);
     assert!(

@@ -126,7 +126,7 @@ async fn runs_without_a_session_are_shared_and_children_get_the_current_version(
         .await;
     answer(&app, || says("old"), || says("new"));
     let got = run_many(&app, 40).await;
-    assert!((8..=32).contains(&candidates(&got)), "{got:?}");
+    assert!((5..=35).contains(&candidates(&got)), "{got:?}");
     set_percent(&app, 100).await;
     assert_eq!(candidates(&run_many(&app, 5).await), 5);
     app.provider

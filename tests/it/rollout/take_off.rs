@@ -44,7 +44,7 @@ async fn bad_scores_take_the_candidate_off_for_good() {
     session(&app, "sticky").await;
     let got = run_many(&app, 60).await;
     // On a slow machine it is taken off before all of them have started.
-    assert!((12..=45).contains(&candidates(&got)), "{got:?}");
+    assert!((12..=48).contains(&candidates(&got)), "{got:?}");
     let rollout = stopped(&app).await;
     // The record is first; no run gets the candidate after this line.
     app.daemon.wait_for_log("is taken off").await;

@@ -76,7 +76,7 @@ async fn a_key_sees_and_changes_only_the_schedules_whose_runs_are_its_own() {
 async fn runs_belong_to_the_key_that_the_schedule_names() {
     let app = app_with_keys().await;
     let trigger = async |key, name| {
-        let path = format!("/schedules/solo/{name}/trigger?wait=30");
+        let path = format!("/schedules/solo/{name}/trigger?wait=180");
         send_as(&app, key, Method::POST, &path).await
     };
     let own = trigger("root", "own").await.json();

@@ -325,6 +325,7 @@ async fn a_schedule_that_was_taken_out_comes_back_as_new_and_paused_if_it_was() 
         let earlier = (Timestamp::now() - DAY).as_second();
         db.execute(&format!("UPDATE schedules SET handled_at = {earlier}"));
 
+        let a_minute_ago = Timestamp::now().as_second() - 60;
         app.write_agent("solo", &schedule);
         eventually("the schedule to be known again", async || {
             let times = db.text("SELECT times FROM schedules");
@@ -332,7 +333,6 @@ async fn a_schedule_that_was_taken_out_comes_back_as_new_and_paused_if_it_was() 
         })
         .await;
         let handled_at = db.number("SELECT handled_at FROM schedules");
-        let a_minute_ago = Timestamp::now().as_second() - 60;
         assert!(handled_at > Some(a_minute_ago), "{handled_at:?}");
         assert_eq!(only_schedule(&app).await["paused"], is_paused);
         assert_eq!(run_ids(&app).await, [first.as_str()]);
@@ -379,7 +379,7 @@ async fn a_pause_survives_a_restart_and_a_trigger_starts_a_run_nevertheless() {
     assert_eq!(only_schedule(&app).await["paused"], true);
 
     let triggered = app
-        .post("/schedules/solo/daily/trigger?wait=30", &json!({}))
+        .post("/schedules/solo/daily/trigger?wait=180", &json!({}))
         .await;
     assert_eq!(triggered.status, 200, "{}", triggered.text);
     assert_eq!(triggered.json()["status"], "completed");
@@ -406,7 +406,7 @@ async fn a_repeated_trigger_with_the_same_idempotency_key_starts_one_run() {
     let trigger = async || {
         let request = app.request(
             reqwest::Method::POST,
-            "/schedules/solo/daily/trigger?wait=30",
+            "/schedules/solo/daily/trigger?wait=180",
         );
         crate::support::app::send(request.header("idempotency-key", "once")).await
     };

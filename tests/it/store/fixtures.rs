@@ -26,6 +26,7 @@ use axed::workdirs::file_id::FileId;
 use jiff::Timestamp;
 use tempfile::TempDir;
 
+use crate::support::TEST_TIMEOUT;
 use crate::support::database::Database;
 use crate::support::postgres::Postgres;
 
@@ -348,9 +349,20 @@ pub async fn stored(store: &dyn RunStore, scope: &Scope) -> Run {
     found.expect("the run")
 }
 
-pub async fn listed(store: &dyn RunStore, filter: RunFilter) -> Vec<RunId> {
-    let page = store.list(filter).await.expect("a page");
-    page.runs.iter().map(|run| run.id).collect()
+/// As many as the filter wants. A search on a slow machine has them on several pages.
+pub async fn listed(store: &dyn RunStore, mut filter: RunFilter) -> Vec<RunId> {
+    let mut ids = Vec::new();
+    loop {
+        let page = store.list(filter.clone()).await.expect("a page");
+        ids.extend(page.runs.iter().map(|run| run.id));
+        match page.next {
+            Some(next) if page.runs.len() < filter.limit => {
+                filter.limit -= page.runs.len();
+                filter.before = Some(next);
+            }
+            _ => return ids,
+        }
+    }
 }
 
 pub fn page() -> RunFilter {
@@ -360,16 +372,22 @@ pub fn page() -> RunFilter {
     }
 }
 
-pub fn count(dir: &Path, table: &str) -> u32 {
+fn database(dir: &Path) -> rusqlite::Connection {
     let file = rusqlite::Connection::open(dir.join("axed.db")).expect("opened");
+    file.busy_timeout(TEST_TIMEOUT).expect("a timeout");
+    file
+}
+
+pub fn count(dir: &Path, table: &str) -> u32 {
     let sql = format!("SELECT count(*) FROM {table}");
-    file.query_row(&sql, [], |row| row.get(0)).expect("a count")
+    database(dir)
+        .query_row(&sql, [], |row| row.get(0))
+        .expect("a count")
 }
 
 /// Another connection to the file.
 pub fn sql(dir: &Path, text: &str) {
-    let file = rusqlite::Connection::open(dir.join("axed.db")).expect("opened");
-    file.execute_batch(text).expect("done");
+    database(dir).execute_batch(text).expect("done");
 }
 
 pub fn opening_of(scope: &Scope, input: &str) -> Write {

@@ -17,6 +17,7 @@ use jiff::{SignedDuration, Timestamp};
 use crate::store::fixtures::{
     Opened, completing, in_an_hour, opening, postgres, root, webhook, write,
 };
+use crate::support::within_timeout;
 
 fn with_deliveries(write: Write, ids: &[DeliveryId]) -> Write {
     with_deliveries_at(write, ids, now())
@@ -91,9 +92,7 @@ async fn a_delivery_is_committed_with_its_write(opened: &Opened) {
         .write(with_deliveries(completing(&root, "x"), &ids))
         .await
         .expect("closed");
-    tokio::time::timeout(Duration::from_secs(30), notify.notified())
-        .await
-        .expect("notified");
+    within_timeout("the notice", notify.notified()).await;
     // A rejected write delivers nothing, and neither does an ignored one.
     let late = with_deliveries(completing(&root, "y"), &[DeliveryId::new()]);
     assert!(store.write(late).await.is_err());

@@ -249,26 +249,30 @@ async fn runs_expire_by_age_and_active_runs_stay() {
         .config("[data.retention]\ncompleted = { age = 5 }")
         .spawn()
         .await;
-    let gate = Gate::closed();
-    app.provider.will("slow", [says("late").after_gate(&gate)]);
-    app.provider.will("broken", [fails(400, "no")]);
+    let gates = [Gate::closed(), Gate::closed()];
     app.provider
-        .will("planner", [delegates([("reader", "x")]), says("done")]);
+        .will("slow", [says("late").after_gate(&gates[0])]);
+    app.provider.will("broken", [fails(400, "no")]);
+    let done = says("done").after_gate(&gates[1]);
+    app.provider
+        .will("planner", [delegates([("reader", "x")]), done]);
     app.provider.will("reader", [says("read")]);
     let slow = app.start("slow", "go").await;
     let broken = app.run("broken", "go").await;
     assert_eq!(broken.status(), "failed");
     let key = |key| {
-        let request = app.request(reqwest::Method::POST, "/agents/planner/runs?wait=60");
+        let request = app.request(reqwest::Method::POST, "/agents/planner/runs");
         request
             .header("idempotency-key", key)
             .json(&json!({"input": "go"}))
     };
     let planner = crate::support::app::send(key("k")).await.json();
     let id = planner["id"].as_str().expect("an id");
+    app.provider.wait_for_request("planner", 2).await;
     let child = app.find(id).await.children().await;
     let child = child.first().map(|child| child.id().to_owned());
     let page = app.get(&format!("/runs/{id}/events?limit=1")).await;
+    gates[1].open();
 
     let gone = app
         .get_until(&format!("/runs/{id}"), |got| got.status == 404)
@@ -286,8 +290,10 @@ async fn runs_expire_by_age_and_active_runs_stay() {
 
     assert_eq!(broken.reload().await.status(), "failed");
     assert_eq!(slow.reload().await.status(), "running");
-    gate.open();
-    assert_eq!(slow.wait_for_end().await.output(), "late");
+    // It may be deleted before it is read.
+    let mut events = app.events(&slow).await;
+    gates[0].open();
+    events.until("run.completed").await;
 }
 
 #[tokio::test]
@@ -309,8 +315,8 @@ async fn a_run_that_cannot_be_deleted_keeps_no_other() {
     );
     let stuck = app.run("stuck", "go").await.id().to_owned();
     let ids = [
-        app.run("solo", "go").await.id().to_owned(),
-        app.run("broken", "go").await.id().to_owned(),
+        app.start("solo", "go").await.id().to_owned(),
+        app.start("broken", "go").await.id().to_owned(),
     ];
     for id in &ids {
         app.get_until(&format!("/runs/{id}"), |got| got.status == 404)

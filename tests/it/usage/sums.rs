@@ -257,7 +257,7 @@ async fn a_key_sees_its_own_usage_and_an_admin_all() {
         for _ in 0..runs {
             let body = json!({"input": name, "session": name, "on_busy": "queue"});
             let run =
-                send(request(Method::POST, "/agents/solo/runs?wait=60", name).json(&body)).await;
+                send(request(Method::POST, "/agents/solo/runs?wait=180", name).json(&body)).await;
             assert_eq!(run.status, 200, "{}", run.text);
         }
     }

@@ -201,7 +201,13 @@ async fn a_hanging_receiver_delays_neither_runs_nor_other_receivers() {
     let run = app.run("quick", "go").await;
     settled(&app, run.id(), "delivered").await;
     assert_eq!(quick.messages().len(), 1);
-    assert_eq!(slow.messages().len(), 8);
+    // A ninth only takes the place of one that ended after its 15 seconds.
+    let sent = slow.messages();
+    let times = sent.iter().map(|it| it.header("webhook-timestamp").parse());
+    let mut times: Vec<i64> = times.map(|time| time.expect("seconds")).collect();
+    times.sort_unstable();
+    let mut nines = times.windows(9);
+    assert!(nines.all(|it| it[8] >= it[0] + 15), "{times:?}");
     gate.open();
     slow.wait_for_messages(20).await;
 }
@@ -211,6 +217,7 @@ async fn ends_during_a_drain_are_delivered_by_this_process_or_the_next() {
     let receiver = WebhookReceiver::start().await;
     let gate = Gate::closed();
     let mut app = daemon()
+        .server("drain_timeout = 180")
         .agent("solo", &webhook(&receiver.url("/")))
         .spawn()
         .await;
@@ -275,13 +282,15 @@ async fn one_keys_hanging_receivers_leave_other_keys_their_share() {
         .agent("solo", "")
         .spawn()
         .await;
-    app.provider.always("solo", |_| says("done"));
+    let gate = app.provider.always_later("solo", "done");
     // More than may be in progress in total, to enough hosts for one key to take every slot.
     for host in hosts.iter().flat_map(|host| [host; 8]) {
         let body = json!({"webhook": {"url": hanging.url(host)}});
         let accepted = as_key(&app, "ada", Method::POST, "/agents/solo/runs", &body).await;
         assert_eq!(accepted.status, 202, "{}", accepted.text);
     }
+    // All end now: an attempt hangs for 15 seconds only.
+    gate.open();
     // Half of 64, and half of the other half.
     hanging.wait_for_connections(48).await;
 
@@ -377,6 +386,8 @@ async fn a_clock_that_jumps_ahead_gives_up_no_delivery() {
 
     let listed = settled(&app, &run, "delivered").await;
     let attempts = listed[0]["attempts"].as_array().expect("attempts");
-    let statuses: Vec<_> = attempts.iter().map(|it| it["status"].clone()).collect();
+    // On a slow machine the first attempt hangs for long enough to end without a status.
+    let statuses = attempts.iter().map(|it| it["status"].clone());
+    let statuses: Vec<_> = statuses.skip_while(Value::is_null).collect();
     assert_eq!(statuses, [500, 200]);
 }
