@@ -153,6 +153,7 @@ async fn a_chat_goes_on_at_the_daemon_that_is_started_next() {
         app.daemon.kill().await;
         app.restart_after_end().await;
         relay.set_daemon(&app.daemon.url);
+        relay.wait_for("run.resumed").await;
         gate.open();
     };
     let (ended, ()) = tokio::join!(chat(command, "first\nnext\n"), restart);

@@ -3,7 +3,7 @@
 use crate::cli::home::{ECHO, Ended, Home, ended, leftovers, signal};
 use crate::support::app::TestApp;
 use crate::support::daemon::{Daemon, axed_command};
-use crate::support::within_timeout;
+use crate::support::{eventually, within_timeout};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -21,8 +21,11 @@ async fn serve_prints_one_line_and_exits_with_0_on_a_signal() {
     );
     let console = format!("The console is at {}/ui/", daemon.url);
     daemon.wait_for_log(&console).await;
-    let health = home.axed(&["health", "--server", &daemon.url]).await;
-    assert_eq!(health.with(0), "");
+    eventually("axed health", async || {
+        let health = home.axed(&["health", "--server", &daemon.url]).await;
+        (health.code == 0 && health.out.is_empty()).then_some(())
+    })
+    .await;
     daemon.signal("INT");
     assert!(daemon.wait_for_exit().await.success());
     let health = home.axed(&["health", "--server", &daemon.url]).await;

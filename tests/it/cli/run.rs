@@ -3,7 +3,7 @@
 use crate::cli::home::{ECHO, Ended, Home, ended, leftovers, signal};
 use crate::support::app::{Setup, TestApp, send};
 use crate::support::daemon::Daemon;
-use crate::support::within_timeout;
+use crate::support::{eventually, within_timeout};
 use serde_json::Value;
 use std::process::Stdio;
 use tokio::io::AsyncWriteExt;
@@ -278,7 +278,10 @@ async fn run_can_use_a_daemon() {
     assert_eq!(list.with(0).lines().count(), 3, "{}", list.out);
     let list = by_environment(&["runs", "list", "--error-code", "timeout"]).await;
     assert_eq!(list.with(0), "");
-    by_environment(&["health"]).await.with(0);
+    eventually("axed health", async || {
+        (by_environment(&["health"]).await.code == 0).then_some(())
+    })
+    .await;
     // Flags for this process override it.
     home.agent("local", "", ECHO);
     let local = by_environment(&["run", "local", "hi", "--agents", "agents"]).await;

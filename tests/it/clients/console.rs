@@ -25,7 +25,7 @@ fn with_keys(keys: &[(&str, &str)]) -> Setup {
 
 /// Starts a run with the key of this name, and returns its id once it has ended.
 async fn run_of(app: &TestApp, key: &str, agent: &str) -> String {
-    let path = format!("/agents/{agent}/runs?wait=30");
+    let path = format!("/agents/{agent}/runs?wait=180");
     let request = app
         .request(Method::POST, &path)
         .json(&json!({"input": "go"}));
@@ -289,7 +289,7 @@ async fn evaluations_are_shown_to_their_key() {
     assert_eq!(accepted.status, 202, "{}", accepted.text);
     let accepted = accepted.json();
     let id = accepted["id"].as_str().expect("an id");
-    page_of(&app, "ann", &format!("/evals/{id}?wait=30")).await;
+    page_of(&app, "ann", &format!("/evals/{id}?wait=180")).await;
 
     let path = format!("/ui/evals/{id}");
     let page = page_of(&app, "ann", &path).await;
@@ -334,7 +334,7 @@ async fn pictures_of_a_run_are_shown_to_its_key() {
             {"type": "image", "media_type": "image/png", "data": base64(data), "name": "pixel.png"},
             {"type": "file", "media_type": "application/pdf", "data": base64(PDF), "name": "a.pdf"},
         ]);
-        let request = app.request(Method::POST, "/agents/solo/runs?wait=30");
+        let request = app.request(Method::POST, "/agents/solo/runs?wait=180");
         let request = request.bearer_auth(format!("secret-of-{key}"));
         send(request.json(&json!({"input": input, "session": "talk"})))
     };
@@ -413,7 +413,7 @@ async fn a_key_without_scopes_sees_no_buttons() {
     let write = json!({"path": "a", "content": "b"});
     app.provider
         .will("scribe", [calls([("write_file", write)])]);
-    let start = app.request(Method::POST, "/agents/scribe/runs?wait=30");
+    let start = app.request(Method::POST, "/agents/scribe/runs?wait=180");
     let start = start
         .bearer_auth("secret-of-ann")
         .json(&json!({"input": "go"}));

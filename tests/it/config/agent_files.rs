@@ -4,10 +4,11 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use axed::catalog::reload::Catalog;
 use axed::catalog::{Agents, Rules, read, template};
+
+use crate::support::within_timeout;
 
 const GOOD: &str = "name = \"a\"\nmodel = \"p/m\"\n";
 
@@ -30,10 +31,7 @@ async fn until(catalog: &Catalog, holds: impl Fn(&Agents) -> bool) -> Arc<Agents
             news.changed().await.expect("a catalogue");
         }
     };
-    let within = Duration::from_secs(20);
-    tokio::time::timeout(within, found)
-        .await
-        .expect("in force soon")
+    within_timeout("the files in force", found).await
 }
 
 fn version(agents: &Agents, name: &str) -> Option<String> {

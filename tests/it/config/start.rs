@@ -139,8 +139,8 @@ async fn without_keys_only_loopback_is_served() {
 #[tokio::test]
 async fn the_environment_ranks_between_flags_and_the_file() {
     let app = TestApp::setup()
-        .server("default_timeout = 3")
-        .environment("AXED_SERVER__DEFAULT_TIMEOUT", "5")
+        .server("default_timeout = 300")
+        .environment("AXED_SERVER__DEFAULT_TIMEOUT", "500")
         .environment("AXED_SERVER__MAX_WAIT", "")
         .environment("ANTHROPIC_API_KEY", "from-the-environment")
         .agent("solo", "")
@@ -149,7 +149,7 @@ async fn the_environment_ranks_between_flags_and_the_file() {
     app.provider.will("solo", [says("done")]);
 
     let dry = app.post("/agents/solo/dry-run", &json!({})).await.json();
-    assert_eq!(dry["limits"]["timeout"], 5, "{dry}");
+    assert_eq!(dry["limits"]["timeout"], 500, "{dry}");
     app.run("solo", "go").await;
     let sent = app.provider.wait_for_request("solo", 1).await;
     assert_eq!(sent.api_key(), Some("from-the-environment"));
@@ -179,7 +179,7 @@ async fn every_route_and_link_has_the_prefix() {
         .await;
     app.provider.will("solo", [says("done")]);
 
-    let got = app.post("/agents/solo/runs?wait=30", &json!({})).await;
+    let got = app.post("/agents/solo/runs?wait=180", &json!({})).await;
 
     assert_eq!(got.status, 200, "{}", got.text);
     let run = got.json();

@@ -454,7 +454,7 @@ async fn a_fork_needs_the_ends() {
     assert_eq!(run.output(), "turn 5");
     let fork = async |turn: u32| {
         let body = json!({"at": {"turn": turn}});
-        let path = format!("/runs/{}/fork?wait=30", run.id());
+        let path = format!("/runs/{}/fork?wait=180", run.id());
         app.post(&path, &body).await
     };
     for turn in [2, 4] {
@@ -534,8 +534,13 @@ async fn waits_survive_kills() {
     });
     let id = app.start("planner", "go").await.id().to_owned();
     waits_for(&app, &app.find(&id).await, "agents").await;
+    for child in ["a", "b"] {
+        app.provider.wait_for_request(child, 1).await;
+    }
     app.crash_and_restart().await;
-    app.provider.wait_for_request("b", 2).await;
+    for child in ["a", "b"] {
+        app.provider.wait_for_request(child, 2).await;
+    }
     assert_eq!(app.find(&id).await["waiting_for"], "agents");
     b.open();
     app.provider.wait_for_request("planner", 3).await;

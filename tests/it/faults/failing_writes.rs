@@ -50,7 +50,7 @@ async fn streamed(app: &TestApp) -> Events {
 
 /// Starts a run in a task of its own that waits for its end.
 fn wait_for(app: &TestApp, waiting: &mut JoinSet<ApiResponse>, agent: &str, body: &Value) {
-    let path = format!("/agents/{agent}/runs?wait=60");
+    let path = format!("/agents/{agent}/runs?wait=180");
     waiting.spawn(send(app.request(Method::POST, &path).json(body)));
 }
 
@@ -159,14 +159,13 @@ async fn a_reply_that_comes_while_the_store_is_away_is_paid_once() {
 /// A run whose entries are always refused waits longer and longer; the store is probed at once for another one.
 #[tokio::test]
 async fn a_run_does_not_wait_for_one_that_fails_again_and_again() {
-    const ATTEMPTS: usize = 7;
+    const ATTEMPTS: std::ops::Range<usize> = 7..10;
     let app = TestApp::setup()
         .agent("solo", "")
         .agent("planner", "")
         .spawn()
         .await;
     app.provider.always("planner", |_| says("cursed"));
-    app.provider.will("solo", [says("unlucky"), says("done")]);
     let db = app.database();
     let cursed = db.contains("new.entries", "cursed");
     db.refuse_entries(&format!(
@@ -175,13 +174,23 @@ async fn a_run_does_not_wait_for_one_that_fails_again_and_again() {
     ));
     let cursed = app.start("planner", "x").await;
     let suspended = format!("{} is suspended until", cursed.id());
-    let is_waiting = async || {
-        let count = app.daemon.log().matches(&suspended).count();
-        (count == ATTEMPTS).then_some(())
-    };
-    eventually("a run that was suspended again and again", is_waiting).await;
-    assert_eq!(app.run("solo", "x").await.output(), "done");
-    assert_eq!(app.provider.requests_for("planner").len(), ATTEMPTS);
+    let mut has_not_waited = false;
+    for attempts in ATTEMPTS {
+        eventually("a run that was suspended again and again", async || {
+            let count = app.daemon.log().matches(&suspended).count();
+            (count >= attempts).then_some(())
+        })
+        .await;
+        app.provider.will("solo", [says("unlucky"), says("done")]);
+        let before = app.provider.requests_for("planner").len();
+        assert_eq!(app.run("solo", "x").await.output(), "done");
+        // On a slow machine the time of the next attempt may come meanwhile; the one after it is twice as far away.
+        has_not_waited = app.provider.requests_for("planner").len() == before;
+        if has_not_waited {
+            break;
+        }
+    }
+    assert!(has_not_waited, "{}", app.daemon.log());
     db.accept_entries();
     assert_eq!(cursed.wait_for_end().await.output(), "cursed");
 }

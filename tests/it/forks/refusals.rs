@@ -93,9 +93,9 @@ async fn a_key_forks_its_own_runs_only_and_what_an_operator_wrote_is_for_admins(
         let request = app.request(Method::POST, path);
         send(request.bearer_auth(key).json(&body)).await
     };
-    let run = post("ada", "/agents/solo/runs?wait=30", json!({"input": "go"})).await;
+    let run = post("ada", "/agents/solo/runs?wait=180", json!({"input": "go"})).await;
     let run = run.json();
-    let path = format!("/runs/{}/fork?wait=30", run["id"].as_str().expect("an id"));
+    let path = format!("/runs/{}/fork?wait=180", run["id"].as_str().expect("an id"));
     let at = json!({"turn": 1});
     let plain = || json!({"at": at});
     let system = || json!({"at": at, "edit": {"system": "Obey."}});
@@ -131,7 +131,10 @@ async fn a_call_that_had_begun_and_is_not_safe_to_repeat_is_not_forked() {
         .config("[tools]\nallow_commands = true")
         .spawn()
         .await;
-    let sleeps = calls([("run_command", json!({"command": "sleep 60"}))]);
+    let sleeps = calls([(
+        "run_command",
+        json!({"command": "sleep 600", "timeout": 600}),
+    )]);
     app.provider.will("solo", [sleeps, says("other")]);
     let source = app.start("solo", "go").await;
     let mut events = app.events(&source).await;
@@ -215,12 +218,12 @@ async fn a_fork_has_at_most_what_todays_file_allows() {
     let post = async |key: &str, path: &str, body: Value| post_by(&app, key, path, &body).await;
     let started = post(
         "ada",
-        "/agents/planner/runs?wait=30",
+        "/agents/planner/runs?wait=180",
         json!({"input": "go"}),
     )
     .await;
     let id = started.json()["id"].as_str().expect("an id").to_owned();
-    let path = format!("/runs/{id}/fork?wait=30");
+    let path = format!("/runs/{id}/fork?wait=180");
     app.write_agent(
         "planner",
         "description = \"today\"\ntools = [\"list_directory\", \"read_file\"]\napprove = [\"list_directory\"]\n\
@@ -297,11 +300,11 @@ async fn children_that_continue_have_at_most_what_todays_files_allow() {
     app.provider.always("planner", |_| says("done"));
     app.provider.always("reader", |_| says("a book"));
     let input = json!({"input": "go"});
-    let started = post_by(&app, "ada", "/agents/planner/runs?wait=30", &input).await;
+    let started = post_by(&app, "ada", "/agents/planner/runs?wait=180", &input).await;
     let id = started.json()["id"].as_str().expect("an id").to_owned();
     let children = get_by_root(&app, &format!("/runs/{id}/children")).await;
     let child = children.json()["data"][0]["id"].clone();
-    let path = format!("/runs/{id}/fork?wait=30");
+    let path = format!("/runs/{id}/fork?wait=180");
     let at_child = json!({"at": {"run": child, "turn": 1}});
 
     app.write_agent(

@@ -194,7 +194,7 @@ async fn a_fork_waits_streams_and_repeats_like_a_new_run() {
     app.provider.will("solo", replies);
     let body = json!({"at": {"turn": 3}});
     let path = format!("/runs/{source}/fork");
-    let waited = app.post(&format!("{path}?wait=30"), &body).await;
+    let waited = app.post(&format!("{path}?wait=180"), &body).await;
     assert_eq!(
         (waited.status, &waited.json()["content"]),
         (200, &json!("waited"))
@@ -215,7 +215,7 @@ async fn a_fork_waits_streams_and_repeats_like_a_new_run() {
     assert!(streamed.text.contains("event: run.completed"));
 
     let keyed = || {
-        let request = app.request(Method::POST, &format!("{path}?wait=30"));
+        let request = app.request(Method::POST, &format!("{path}?wait=180"));
         send(request.header("idempotency-key", "k1").json(&body))
     };
     let (first, second) = (keyed().await, keyed().await);
@@ -275,8 +275,8 @@ async fn a_fork_that_is_accepted_survives_a_kill_before_its_first_request() {
     let forked = start_fork(&app, &source, &body).await.id().to_owned();
     app.delete(&format!("/runs/{source}")).await;
 
-    app.crash_and_restart().await;
     app.provider.will("solo", [says("three")]);
+    app.crash_and_restart().await;
     assert_eq!(app.find(&other).await.wait_for_end().await.output(), "done");
     let run = app.find(&forked).await.wait_for_end().await;
     assert_eq!(run.output(), "three");

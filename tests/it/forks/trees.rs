@@ -139,7 +139,7 @@ async fn children_that_had_not_ended_continue_in_the_fork() {
                 app.provider.will("writer", [hangs()]);
                 let id = start_fork(&app, &source, &json!({})).await.id().to_owned();
                 app.provider.wait_for_request("writer", 3).await;
-                app.post(&format!("/runs/{source}/cancel?wait=30"), &json!({}))
+                app.post(&format!("/runs/{source}/cancel?wait=180"), &json!({}))
                     .await;
                 app.provider.will("writer", [says("a page")]);
                 app.provider.will("planner", [says("done")]);

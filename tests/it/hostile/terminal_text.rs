@@ -128,7 +128,7 @@ async fn a_pending_approval_shows_all_arguments() {
     let app = TestApp::setup()
         .agent(
             "careful",
-            "workdir = \"work\"\ntools = [\"write_file\"]\napprove = [\"write_file\"]\napprove_timeout = 4\n",
+            "workdir = \"work\"\ntools = [\"write_file\"]\napprove = [\"write_file\"]\napprove_timeout = 20\n",
         )
         .file("work/here.txt", "here")
         .spawn()

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use crate::support::app::{ApiResponse, Setup, TestApp, send};
 use crate::support::daemon::{Daemon, axed_command};
+use crate::support::eventually;
 use crate::support::gate::Gate;
 use crate::support::provider::answer::{calls, delegates, says};
 use crate::support::within_timeout;
@@ -114,7 +115,7 @@ impl Client<'_> {
 
     /// Runs an agent to its end; the run.
     async fn run(&self, agent: &str) -> Value {
-        let path = format!("/agents/{agent}/runs?wait=30");
+        let path = format!("/agents/{agent}/runs?wait=180");
         let got = self.post(&path, &json!({"input": "go"})).await;
         assert_eq!(got.status, 200, "{}", got.text);
         got.json()
@@ -407,7 +408,7 @@ async fn a_key_cancels_only_its_own_runs() {
     let run = alice.post("/agents/solo/runs", &json!({})).await.json();
     app.provider.wait_for_concurrency("solo", 1).await;
 
-    let cancel = format!("/runs/{}/cancel?wait=30", id(&run));
+    let cancel = format!("/runs/{}/cancel?wait=180", id(&run));
     let bob = with_key(&app, "bob");
     bob.post(&cancel, &json!({})).await.problem(404);
     let now = alice.get(&format!("/runs/{}", id(&run))).await.json();
@@ -547,7 +548,10 @@ async fn commands_send_the_configured_key() {
     assert_eq!(called(&gc, Some(&ada)).await.0, Some(0));
     assert_eq!(called(&gc, Some(&reader)).await.0, Some(3));
     let health = ["health", "--server", server];
-    assert_eq!(called(&health, None).await.0, Some(0));
+    eventually("axed health", async || {
+        (called(&health, None).await.0 == Some(0)).then_some(())
+    })
+    .await;
 
     // In process no key is needed, whatever keys are configured.
     let (_, said, reported) = called(&["run", "solo", "hi"], None).await;
@@ -561,7 +565,7 @@ async fn an_idempotency_key_belongs_to_its_client_key() {
     app.provider.always("solo", |_| says("done"));
     let post = async |name: &str, input: &str| {
         let client = with_key(&app, name);
-        let request = client.request(Method::POST, "/agents/solo/runs?wait=30");
+        let request = client.request(Method::POST, "/agents/solo/runs?wait=180");
         let request = request.header("idempotency-key", "k");
         send(request.json(&json!({"input": input}))).await
     };
@@ -596,7 +600,7 @@ async fn a_run_is_changed_by_keys_that_may_use_its_own_agent() {
             .will("planner", [delegates([("careful", "write")]), says("done")]);
         app.provider.will("careful", [write]);
         let ada = with_key(&app, "ada");
-        let path = "/agents/planner/runs?wait=30";
+        let path = "/agents/planner/runs?wait=180";
         let root = ada.post(path, &json!({"input": "go"})).await.json();
         let pending = &root["pending_approvals"][0];
         let child = pending["run_id"].as_str().expect("a child");
@@ -661,7 +665,7 @@ async fn other_arguments_need_the_scope_approve() {
             (Some(json!({"path": "c", "content": "d"})), edited),
         ] {
             app.provider.will("careful", [write(), says("done")]);
-            let path = "/agents/careful/runs?wait=30";
+            let path = "/agents/careful/runs?wait=180";
             let run = client.post(path, &json!({"input": "go"})).await.json();
             let (id, pending) = (id(&run), &run["pending_approvals"][0]);
             let call = pending["tool_call_id"].as_str().expect("a call");
@@ -677,7 +681,7 @@ async fn other_arguments_need_the_scope_approve() {
                 let approved = client.post(&path, &json!({"decision": "approve"})).await;
                 assert_eq!(approved.status, 202, "it still waits: {}", approved.text);
             }
-            let run = client.get(&format!("/runs/{id}?wait=30")).await.json();
+            let run = client.get(&format!("/runs/{id}?wait=180")).await.json();
             assert_eq!(run["content"], "done");
         }
     }

@@ -190,7 +190,7 @@ async fn idle_connections_are_closed_if_descriptors_run_out() {
     let status = within_timeout("an answer", answered).await;
 
     assert!([200, 503].contains(&status), "{status}");
-    assert!(app.daemon.log().contains("Cannot accept connections"));
+    app.daemon.wait_for_log("Cannot accept connections").await;
     // Given back at once, and not after their time, which would be answered.
     let answer = rest(flood.swap_remove(1)).await;
     assert_eq!(answer, "");

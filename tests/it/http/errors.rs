@@ -199,7 +199,7 @@ async fn http_2_works_without_tls() {
         .build()
         .expect("a client");
     let request = client
-        .post(format!("{}/agents/solo/runs?wait=30", app.daemon.url))
+        .post(format!("{}/agents/solo/runs?wait=180", app.daemon.url))
         .json(&json!({"input": "go"}));
     let response = within_timeout("an answer", request.send())
         .await

@@ -140,7 +140,7 @@ async fn nginx_with_default_settings_does_not_buffer_events() {
     };
     assert_eq!(text(&reported), words);
     assert_eq!(numbered(reported), numbered(received));
-    let run = send(client.get(format!("{}{location}?wait=30", nginx.url))).await;
+    let run = send(client.get(format!("{}{location}?wait=180", nginx.url))).await;
     assert_eq!((run.status, &run.json()["content"]), (200, &json!(words)));
     let last = run.json()["last_event"].to_string();
     let over = client
@@ -167,7 +167,7 @@ async fn a_path_prefix_works_behind_nginx() {
     assert_eq!(get("/axed/readyz").await.status, 200);
     get("/agents").await.problem(404);
     let started = client
-        .post(format!("{}/axed/agents/solo/runs?wait=30", nginx.url))
+        .post(format!("{}/axed/agents/solo/runs?wait=180", nginx.url))
         .json(&json!({"input": "go"}));
     let run = send(started).await;
     assert_eq!(run.status, 200, "{}", run.text);

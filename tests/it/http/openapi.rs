@@ -250,7 +250,7 @@ async fn planner_app() -> Checker {
 }
 
 fn planner_request() -> Value {
-    json!({"input": "go", "labels": {"team": "blue"}, "timeout": 60, "session": "ada"})
+    json!({"input": "go", "labels": {"team": "blue"}, "timeout": 600, "session": "ada"})
 }
 
 /// Starts a run of the planner, approves its tool call once it waits, and answers its question.
@@ -281,7 +281,7 @@ async fn approved_run(checker: &Checker) -> String {
     checker
         .post(&format!("{path}/inputs/{question}"), route, &body, 202)
         .await;
-    let ended = checker.get(&format!("{path}?wait=30"), "/runs/{id}").await;
+    let ended = checker.get(&format!("{path}?wait=180"), "/runs/{id}").await;
     assert_eq!(ended["structured"], json!({"done": true}), "{ended:#}");
     path
 }
@@ -355,7 +355,7 @@ async fn responses_about_failed_and_cancelled_runs_match_the_document() {
 
     let failed = checker.app.run("failing", "go").await;
     let slow = checker.app.start("slow", "go").await;
-    let cancel = format!("/runs/{}/cancel?wait=30", slow.id());
+    let cancel = format!("/runs/{}/cancel?wait=180", slow.id());
     let route = "/runs/{id}/cancel";
     let cancelled = checker
         .post(&cancel, route, &json!({"reason": "so"}), 200)
@@ -377,7 +377,7 @@ async fn streams_and_repeated_requests_match_the_document() {
     let create = || {
         let request = checker
             .app
-            .request(Method::POST, "/agents/reader/runs?wait=30");
+            .request(Method::POST, "/agents/reader/runs?wait=180");
         request
             .header("idempotency-key", "one")
             .json(&json!({"input": "go"}))

@@ -49,7 +49,7 @@ async fn links_and_location_begin_with_the_prefix_that_a_trusted_proxy_removes()
     let app = setup().server(TRUSTED).prefix("/axed").spawn().await;
     app.provider.will("solo", [says("one"), says("two")]);
     let create = || {
-        app.request(Method::POST, "/agents/solo/runs?wait=30")
+        app.request(Method::POST, "/agents/solo/runs?wait=180")
             .json(&json!({"input": "go"}))
     };
     let run = send(through_proxy(create())).await;
@@ -124,7 +124,7 @@ async fn headers_of_a_stranger_are_ignored() {
             line["url.scheme"].is_null() && line["server.address"].is_null(),
             "{line}"
         );
-        let run = through_proxy(app.request(Method::POST, "/agents/solo/runs?wait=30"));
+        let run = through_proxy(app.request(Method::POST, "/agents/solo/runs?wait=180"));
         let run = send(run).await;
         assert!(run.location().starts_with("/runs/"), "{:?}", run.headers);
         assert!(links(&run).iter().all(|link| link.starts_with("/runs/")));

@@ -144,7 +144,7 @@ async fn the_preferred_media_type_decides_between_a_stream_and_json() {
         let accepting =
             async |request: RequestBuilder| send(request.header("accept", accept)).await;
         let kind = |got: &ApiResponse| got.header("content-type").starts_with(STREAM);
-        let post = app.request(Method::POST, "/agents/solo/runs?wait=30");
+        let post = app.request(Method::POST, "/agents/solo/runs?wait=180");
         let started = accepting(post.json(&input)).await;
         assert_eq!(kind(&started), streams, "{accept}: {}", started.text);
         let location = started.header("location").to_owned();
@@ -240,7 +240,9 @@ async fn the_first_block_is_an_event_and_is_sent_at_once() {
     let first = within_timeout("a chunk", stream.chunk())
         .await
         .expect("a stream");
-    assert_eq!(first.expect("a chunk"), ":\n\n");
+    // A heartbeat may follow in the same chunk.
+    let first = String::from_utf8_lossy(&first.expect("a chunk")).replace(":\n\n", "");
+    assert_eq!(first, "");
     gate.open();
     let mut rest = String::new();
     while let Some(chunk) = within_timeout("a chunk", stream.chunk())

@@ -131,7 +131,7 @@ async fn an_event_stream_is_never_compressed() {
 }
 
 fn post_packed(app: &TestApp, kind: &str, body: Vec<u8>) -> RequestBuilder {
-    app.request(Method::POST, "/agents/solo/runs?wait=30")
+    app.request(Method::POST, "/agents/solo/runs?wait=180")
         .header("content-type", kind)
         .header("content-encoding", "gzip")
         // The daemon closes the connection of a body that it does not read whole.
@@ -150,7 +150,7 @@ async fn a_compressed_request_is_the_same_request() {
     assert_eq!(run.status, 200, "{}", run.text);
     assert_eq!(run.json()["input"], "a long story ".repeat(1000));
     let plain = app
-        .request(Method::POST, "/agents/solo/runs?wait=30")
+        .request(Method::POST, "/agents/solo/runs?wait=180")
         .header("content-type", "application/json")
         .header("idempotency-key", "k")
         .body(body);

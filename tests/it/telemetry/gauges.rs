@@ -5,6 +5,7 @@ use serde_json::json;
 
 use crate::support::app::{ApiResponse, TestApp, send};
 use crate::support::daemon::axed_command;
+use crate::support::eventually;
 use crate::support::gate::Gate;
 use crate::support::provider::answer::{calls, fails, hangs, says};
 use crate::support::webhook_receiver::{ReceiverReply, WebhookReceiver};
@@ -68,7 +69,11 @@ async fn a_suspended_run_is_seen_wherever_somebody_looks() {
     let run = app.start("solo", "go").await;
     app.provider.wait_for_request("solo", 1).await;
     assert_eq!(run.reload().await["suspended"], json!(null));
-    assert_eq!(health(&app).await, (Some(0), String::new()));
+    eventually("axed health", async || {
+        let got = health(&app).await;
+        (got == (Some(0), String::new())).then_some(())
+    })
+    .await;
 
     let lock = app.database().lock();
     gate.open();
@@ -85,12 +90,12 @@ async fn a_suspended_run_is_seen_wherever_somebody_looks() {
     let page = Page::read(&app.get_until("/metrics", is_known).await);
     assert_eq!(page.of("axed_runs_suspended"), 1.0);
     assert_eq!(page.of("axed_ready"), 0.0);
-    let (code, text) = health(&app).await;
-    assert_eq!(code, Some(1));
-    assert!(
-        text.starts_with("axed: the daemon is not ready: store: "),
-        "{text}"
-    );
+    eventually("axed health", async || {
+        let (code, text) = health(&app).await;
+        let why = "axed: the daemon is not ready: store: ";
+        (code == Some(1) && text.starts_with(why)).then_some(())
+    })
+    .await;
 
     lock.release();
     assert_eq!(run.wait_for_end().await["suspended"], json!(null));
@@ -115,7 +120,7 @@ async fn health(app: &TestApp) -> (Option<i32>, String) {
 async fn budgets_show_what_is_used_and_their_limits() {
     let app = TestApp::setup()
         .config(
-            "[prices.\"anthropic/solo\"]\ninput = 3.0\noutput = 15.0\n[budgets.money]\nusd = 2.5\nper = \"day\"\n\
+            "[prices.\"anthropic/solo\"]\ninput = 3.0\noutput = 15.0\n[budgets.money]\nusd = 2.5\nper = \"month\"\n\
              [budgets.tokens]\ntokens = 1000\nper = \"month\"",
         )
         .agent("solo", "")
@@ -152,7 +157,7 @@ async fn mcp_servers_are_up_or_not_and_their_calls_are_counted() {
         .environment("PATH", &path)
         .agent(
             "a",
-            &(server("good", "server.py") + &server("bad", "missing.py")),
+            &(server("good", "server.py") + "open_timeout = 180\n" + &server("bad", "missing.py")),
         )
         .agent("unused", &server("idle", "server.py"))
         .spawn()
@@ -203,7 +208,7 @@ async fn deliveries_that_are_retried_later_are_a_backlog() {
 async fn runs_fail_by_code_and_providers_by_category() {
     let app = TestApp::setup()
         .agent("solo", "[limits]\nmax_turns = 1\n[retry]\nmax_retries = 0")
-        .agent("hasty", "timeout = 1")
+        .agent("hasty", "timeout = 15")
         .spawn()
         .await;
     app.provider.will("solo", [fails(529, "overloaded")]);

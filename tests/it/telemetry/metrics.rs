@@ -299,7 +299,12 @@ async fn a_scrape_has_the_exact_counts() {
 async fn every_metric_is_described_from_the_start() {
     let app = TestApp::setup().prefix("/axed").spawn().await;
 
-    let got = app.get("/metrics").await;
+    // What the store says of itself may come late.
+    let is_idle = |got: &ApiResponse| {
+        let page = Page::read(got);
+        page.of("axed_ready") == 1.0 && page.of("axed_store_queue") == 0.0
+    };
+    let got = app.get_until("/metrics", is_idle).await;
 
     let page = Page::read(&got);
     for (name, kind) in NAMES {

@@ -54,10 +54,14 @@ fn solo() -> Setup {
 async fn a_message_can_bring_a_receiver_of_its_tasks_states() {
     let receiver = WebhookReceiver::start().await;
     let app = careful("").config(CONFIG).spawn().await;
-    app.provider.will("careful", [writes("a"), says("done")]);
+    // A receiver that is added after the request for an approval gets no message about it.
+    let gate = Gate::closed();
+    let answers = [writes("a").after_gate(&gate), says("done")];
+    app.provider.will("careful", answers);
     let config = json!({ "url": receiver.url("/hook?a=b"), "token": "t0ken",
         "authentication": { "scheme": "Bearer", "credentials": "secret" } });
     let task = task_of(&app, "careful", &background("m1", &config)).await;
+    gate.open();
     let waiting = async |count: usize| receiver.wait_for_messages(count).await;
     // A run that starts before its receiver is known is not reported as started.
     let mut messages = waiting(1).await;

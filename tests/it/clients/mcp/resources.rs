@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use crate::clients::mcp::{client, legacy, text};
 use crate::support::app::{Setup, TestApp, key};
+use crate::support::eventually;
 use crate::support::provider::answer::{delegates, says};
 
 fn with_keys(keys: &[(&str, &str)]) -> Setup {
@@ -101,7 +102,11 @@ async fn a_key_sees_and_does_what_its_scopes_and_globs_allow() {
     assert_eq!(error["data"]["code"], "insufficient_scope");
     let listed = by("eve").result("resources/list", json!({})).await;
     assert_eq!(listed["resources"], json!([]));
-    let task = by("ada").result("tasks/get", json!({ "taskId": id })).await;
+    let task = eventually("the task's end", async || {
+        let task = by("ada").result("tasks/get", json!({ "taskId": id })).await;
+        (task["status"] == "completed").then_some(task)
+    })
+    .await;
     assert_eq!(text(&task["result"]), "done");
 
     let got = client(&app)

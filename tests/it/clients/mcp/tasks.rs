@@ -34,6 +34,7 @@ async fn a_long_run_is_a_task_that_survives_a_restart() {
     app.provider
         .will("solo", [hangs(), says("at last").after_gate(&gate)]);
     let id = start(&client(&app).with_tasks(), "solo").await;
+    app.provider.wait_for_request("solo", 1).await;
     app.crash_and_restart().await;
     let client = client(&app).with_tasks();
     let task = client.result("tasks/get", json!({ "taskId": id })).await;
