@@ -14,7 +14,7 @@ install_tools() { # NAME PYTHON_PACKAGES NODE_PACKAGES
   fi
   if [ -n "$3" ]; then
     # shellcheck disable=SC2086
-    npm install --prefix "$tools/node" --ignore-scripts --no-audit --no-fund --silent $3
+    npm install --prefix "$tools/node" --ignore-scripts --no-audit --no-fund --loglevel=error $3
   fi
   echo "$2 $3" >"$tools/installed"
 }

@@ -30,7 +30,7 @@ tools=${XDG_CACHE_HOME:-$HOME/.cache}/axed-ci/tools/console
 if [ "$(cat "$tools/installed" 2>/dev/null)" != "$packages" ]; then
   rm -rf "$tools"
   mkdir -p "$tools"
-  npm install --prefix "$tools" --ignore-scripts --no-audit --no-fund --silent $packages
+  npm install --prefix "$tools" --ignore-scripts --no-audit --no-fund --loglevel=error $packages
   echo "$packages" >"$tools/installed"
 fi
 

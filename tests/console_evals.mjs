@@ -112,7 +112,7 @@ export async function evaluate(page, base, { api, shot, faults }) {
   await form.getByLabel("Gates").fill("grounded >= 0\npolite >= -0.05");
   await form.getByRole("button", { name: "Evaluate" }).click();
   await page.waitForURL(/\/ui\/evals\/eval_/);
-  await page.locator("#state .status", { hasText: "completed" }).waitFor({ timeout: 90_000 });
+  await page.locator("#state .status", { hasText: "completed" }).waitFor({ timeout: 240_000 });
   const scorer = (name) => page.locator("table.scorers tr", { hasText: name });
   await scorer("grounded").locator("svg.interval.better").waitFor();
   await scorer("polite").locator("svg.interval.worse").waitFor();

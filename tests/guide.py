@@ -53,14 +53,14 @@ PRELUDE = r"""
 set -euo pipefail
 curl() {
   local code=0 body
-  body=$(command curl --fail-with-body --max-time 60 "$@") || code=$?
+  body=$(command curl --fail-with-body --max-time 300 "$@") || code=$?
   printf '%s\n' "$body"
   [ $code = 0 ] || [[ $body == *'"status":409'* ]]
 }
 cargo() { while [ "$1" != -- ]; do shift; done; shift; axed "$@"; }  # cargo run --release -- …
 axed() { case "$1" in runs) command axed "$@" --server "$URL" ;; *) command axed "$@" ;; esac; }
 """
-TIMEOUT = 180
+TIMEOUT = 900
 
 
 class Failure(Exception):

@@ -77,7 +77,7 @@ for line in sys.stdin:
         result = {"resultType": "input_required", "requestState": params["arguments"]["id"], "inputRequests": requests}
     print(json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": result}), flush=True)
 """
-CONFIG = '[providers.fake]\nkind = "openai"\nbase_url = "http://{host}:{port}"\n[runs]\nmax_running = 8\n'
+CONFIG = '[providers.fake]\nkind = "openai"\nbase_url = "http://{host}:{port}"\n[runs]\nmax_running = 8\n[server]\ndefault_timeout = 3600\n'
 SERVER = '\n[[mcp_servers]]\nname = "ledger"\ntransport = "stdio"\ncommand = "python3"\nargs = ["{home}/ledger.py", "{home}/ledger"]\n'
 PIPES = SERVER.replace('"ledger"', '"shop"').replace('/ledger"]', '/ledger", "pipes"]')
 AGENTS = {

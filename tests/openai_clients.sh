@@ -61,7 +61,7 @@ fi
 if [ "$(cat "$suite/installed" 2>/dev/null)" != "$suite_packages" ]; then
   mkdir -p "$suite"
   # shellcheck disable=SC2086
-  npm install --prefix "$suite" --ignore-scripts --no-audit --no-fund --silent $suite_packages
+  npm install --prefix "$suite" --ignore-scripts --no-audit --no-fund --loglevel=error $suite_packages
   echo "$suite_packages" >"$suite/installed"
 fi
 NODE_PATH=$suite/node_modules "$suite/node_modules/.bin/esbuild" "$OPENRESPONSES/bin/compliance-test.ts" --bundle \

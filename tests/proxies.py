@@ -92,7 +92,7 @@ def free_port():
 
 
 def wait_for_port(port, process, name):
-    for _ in range(200):
+    for _ in range(1200):
         if process.poll() is not None:
             sys.exit(f"proxies: {name} ended with {process.returncode}")
         with socket.socket() as sock:
@@ -144,7 +144,7 @@ class Client:
 
     def send(self, method, path, headers=(), body=None):
         """The response, whose body is still to be read."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30, source_address=(CLIENT, 0))
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120, source_address=(CLIENT, 0))
         data = None if body is None else json.dumps(body)
         kind = {} if body is None else {"content-type": "application/json"}
         connection.request(method, path, data, {**SPOOFED, **kind, **dict(headers)})
@@ -158,7 +158,7 @@ class Client:
 
     def logged(self, request_id):
         """The line of the access log about this request."""
-        for _ in range(200):
+        for _ in range(1200):
             for line in self.log.read_text().splitlines():
                 if f'"request.id":"{request_id}"' in line:
                     return json.loads(line)

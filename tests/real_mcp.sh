@@ -15,7 +15,7 @@ if [ "$(cat "$place/installed" 2>/dev/null)" != "$filesystem $everything" ]; the
   rm -rf "$place"
   mkdir -p "$place"
   # Nothing of a package is run but what the story starts.
-  npm install --prefix "$place" --ignore-scripts --no-audit --no-fund --silent "$filesystem" "$everything"
+  npm install --prefix "$place" --ignore-scripts --no-audit --no-fund --loglevel=error "$filesystem" "$everything"
   echo "$filesystem $everything" >"$place/installed"
 fi
 AXED_REAL_MCP=$place cargo test --locked --test it mcp::real_servers -- --nocapture

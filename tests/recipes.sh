@@ -11,7 +11,7 @@ if command -v npm >/dev/null && [ "$(cat "$place/installed" 2>/dev/null)" != "$p
   rm -rf "$place"
   mkdir -p "$place"
   # shellcheck disable=SC2086
-  npm install --prefix "$place" --ignore-scripts --no-audit --no-fund --silent $packages
+  npm install --prefix "$place" --ignore-scripts --no-audit --no-fund --loglevel=error $packages
   echo "$packages" >"$place/installed"
 fi
 if ! command -v go >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then

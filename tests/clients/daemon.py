@@ -64,7 +64,7 @@ AGENTS = {
 
 
 # Seconds; the checks take half a minute on a slow machine.
-TIME_LIMIT = 300
+TIME_LIMIT = 1200
 
 
 class Daemon:

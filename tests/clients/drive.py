@@ -195,15 +195,15 @@ def check_other_servers() -> None:
     fails_with(axed_client.ConnectionFailed, lambda: client(away).wait("run_x", timeout=0.5))
     fails_with(axed_client.ConnectionFailed, lambda: client(away).run("quick", timeout=0.5))
     running = httpx.Response(200, json={"id": "run_x", "status": "running", "pending_approvals": []})
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60
     started = time.monotonic()
     timeout = fails_with(axed_client.WaitTimeout, lambda: client(running, away).wait("run_x", timeout=1.5))
-    assert timeout.run["id"] == "run_x" and 1.4 < time.monotonic() - started < 5
+    assert timeout.run["id"] == "run_x" and 1.4 < time.monotonic() - started < 60
     for status in [429, 502, 503, 504]:
-        failing = httpx.Response(status, headers={"retry-after": "9"}, text="<html>no upstream</html>")
+        failing = httpx.Response(status, headers={"retry-after": "3600"}, text="<html>no upstream</html>")
         started = time.monotonic()
         timeout = fails_with(axed_client.WaitTimeout, lambda: client(running, failing).wait("run_x", timeout=1.5))
-        assert timeout.run["id"] == "run_x" and 1.4 < time.monotonic() - started < 5
+        assert timeout.run["id"] == "run_x" and 1.4 < time.monotonic() - started < 60
     fails_with(axed_client.NotFound, lambda: client(running, httpx.Response(404)).wait("run_x", timeout=1.5))
     # A decision is repeated also if it may have arrived.
     losses: list[httpx.Response | httpx.TransportError] = [httpx.PoolTimeout("full"), httpx.ReadError("lost")]

@@ -193,7 +193,7 @@ await failsWith(ConnectionFailed, answering(60_000, away).run("quick", "go", { t
 const running = (): Response => Response.json({ id: "run_x", status: "running", pending_approvals: [] });
 await failsWith(WaitTimeout, answering(60_000, running, away).wait("run_x", { timeout: 1500 }));
 for (const status of [429, 502, 503, 504]) {
-  const failing = (): Response => new Response("<html>no upstream</html>", { status, headers: { "retry-after": "9" } });
+  const failing = (): Response => new Response("<html>no upstream</html>", { status, headers: { "retry-after": "3600" } });
   await failsWith(WaitTimeout, answering(60_000, running, failing).wait("run_x", { timeout: 1500 }));
 }
 // A decision is repeated also if it may have arrived.
@@ -202,7 +202,7 @@ for (const lost of [away, (): Response => new Response("", { status: 502 })]) {
 }
 const missing = (): Response => new Response("", { status: 404 });
 await failsWith(NotFound, answering(60_000, running, missing).wait("run_x", { timeout: 1500 }));
-assert(performance.now() - beforeWaits < 20_000);
+assert(performance.now() - beforeWaits < 60_000);
 
 // A stream that is silent for longer than the client tries again, before its connection breaks.
 const eventText = (seq: number, type: string): string =>

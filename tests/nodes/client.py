@@ -7,7 +7,7 @@ import kill_loop
 SCHEDULES = "".join(
     f'[[schedules]]\nname = "{name}"\ncron = "* * * * *"\noverlap = "allow"\nlabels = {{ schedule = "{name}" }}\n'
     for name in ("first", "second", "third"))
-BATCH_SECONDS = 60
+BATCH_SECONDS = 300
 
 
 def agents(webhook):

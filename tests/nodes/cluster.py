@@ -7,7 +7,7 @@ from nodes.receiver import SECRET
 
 NODES = 3
 # How long a request is tried again elsewhere: longer than the database is away.
-RETRY_SECONDS = 90
+RETRY_SECONDS = 300
 
 
 class Link:

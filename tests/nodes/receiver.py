@@ -7,7 +7,7 @@ import kill_loop
 SECRET = "a secret of the loop"
 CONFIG = '[webhooks]\nallow_hosts = ["{host}"]\nsecret_env = "HOOK_SECRET"\nfirst_retry_ms = 200\n'
 # Of the wait for what is due at the end: a node that was killed leads for 8 s more, and a retry may be due after that.
-LAST_SECONDS = 60
+LAST_SECONDS = 300
 
 
 class Receiver(kill_loop.Server):
