@@ -57,6 +57,15 @@ pub fn live_text(events: &[Event]) -> String {
     deltas.filter_map(|event| event["text"].as_str()).collect()
 }
 
+/// Reads on until the text is whole. A reply that ends before may leave out texts that are late.
+pub async fn read_text(stream: &mut Events, events: &mut Vec<Event>, text: &str) {
+    let before = live_text(events);
+    if before != text {
+        let is_whole = |more: &[Event]| before.clone() + &live_text(more) == text;
+        events.extend(stream.until_matches(is_whole).await);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_run_is_followed_at_another_daemon() {
     let setup = TestApp::setup()
@@ -65,10 +74,11 @@ async fn a_run_is_followed_at_another_daemon() {
     let Some((app, second, _)) = pair(setup).await else {
         return;
     };
-    let (first_gate, last_gate) = (Gate::closed(), Gate::closed());
+    let [first_gate, gate, last_gate] = [(); 3].map(|()| Gate::closed());
+    const TEXT: &str = "one two three four five six";
     let answers = [
         writes(1).after_gate(&first_gate),
-        says("one two three four five six").pausing_at(&last_gate),
+        says(TEXT).pausing_at(&gate).ending_at(&last_gate),
     ];
     app.provider.will("solo", answers);
     let id = app.start("solo", "x").await.id().to_owned();
@@ -80,13 +90,15 @@ async fn a_run_is_followed_at_another_daemon() {
     let story = async {
         first_gate.open();
         events.extend(there.until("text.delta").await);
+        gate.open();
+        read_text(&mut there, &mut events, TEXT).await;
         last_gate.open();
         events.extend(there.rest().await);
         events
     };
     let (run, events) = tokio::join!(waiting, story);
-    assert_eq!(run["content"], "one two three four five six");
-    assert_eq!(live_text(&events), "one two three four five six");
+    assert_eq!(run["content"], TEXT);
+    assert_eq!(live_text(&events), TEXT);
     let deltas = events.iter().position(|event| event.kind() == "text.delta");
     let end = events
         .iter()

@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use serde_json::json;
 use tokio::process::Command;
 
-use crate::cluster::following::{live_text, stream_at, wait_at, without_live};
+use crate::cluster::following::{live_text, read_text, stream_at, wait_at, without_live};
 use crate::cluster::{other, spawn};
 use crate::support::app::TestApp;
 use crate::support::daemon::{Daemon, axed_command};
@@ -72,14 +72,18 @@ async fn daemons_work_behind_a_pooler() {
         .wait_for_log("drops the time limits of sessions")
         .await;
 
-    let gate = Gate::closed();
-    let answer = says("one two three four").pausing_at(&gate);
+    let [gate, last_gate] = [(); 2].map(|()| Gate::closed());
+    let answer = says("one two three four")
+        .pausing_at(&gate)
+        .ending_at(&last_gate);
     app.provider.will("solo", [answer, hangs(), hangs()]);
     let id = app.start("solo", "x").await.id().to_owned();
     app.provider.wait_for_request("solo", 1).await;
     let mut there = stream_at(&second, &id, 0).await;
     let mut events = there.until("text.delta").await;
     gate.open();
+    read_text(&mut there, &mut events, "one two three four").await;
+    last_gate.open();
     events.extend(there.rest().await);
     assert_eq!(live_text(&events), "one two three four");
     assert_eq!(

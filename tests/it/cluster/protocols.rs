@@ -3,7 +3,7 @@
 use reqwest::RequestBuilder;
 use serde_json::{Value, json};
 
-use crate::cluster::following::{live_text, stream_at, without_live};
+use crate::cluster::following::{live_text, read_text, stream_at, without_live};
 use crate::cluster::{other, spawn};
 use crate::support::app::TestApp;
 use crate::support::daemon::Daemon;
@@ -150,14 +150,17 @@ async fn followers_get_each_delta_of_runs_that_another_daemon_takes() {
         return;
     };
     for _ in 0..RUNS {
-        let gate = Gate::closed();
-        app.provider.will("solo", [says(TEXT).pausing_at(&gate)]);
+        let [gate, last_gate] = [(); 2].map(|()| Gate::closed());
+        let answer = says(TEXT).pausing_at(&gate).ending_at(&last_gate);
+        app.provider.will("solo", [answer]);
         let url = format!("{}/agents/solo/runs", front.url);
         let request = app.client.post(url).json(&json!({"input": "x"}));
         let response = request.header("accept", "text/event-stream").send().await;
         let mut stream = Events::new(response.expect("a response"));
         let mut events = stream.until("text.delta").await;
         gate.open();
+        read_text(&mut stream, &mut events, TEXT).await;
+        last_gate.open();
         events.extend(stream.rest().await);
         assert_eq!(live_text(&events), TEXT);
         assert_complete(&without_live(events));
@@ -170,9 +173,9 @@ async fn a_follower_gets_what_was_written_before_its_daemon_knew_the_owner() {
     let Some((app, front)) = driver_and_front().await else {
         return;
     };
-    let (first_gate, gate) = (Gate::closed(), Gate::closed());
+    let [first_gate, gate, last_gate] = [(); 3].map(|()| Gate::closed());
     let answer = says(TEXT).after_gate(&first_gate).pausing_at(&gate);
-    app.provider.will("solo", [answer]);
+    app.provider.will("solo", [answer.ending_at(&last_gate)]);
     app.daemon.signal("STOP");
     let url = format!("{}/agents/solo/runs", front.url);
     let request = app.client.post(url).json(&json!({"input": "x"}));
@@ -192,6 +195,8 @@ async fn a_follower_gets_what_was_written_before_its_daemon_knew_the_owner() {
     let mut stream = Events::new(response);
     let mut events = stream.until("text.delta").await;
     gate.open();
+    read_text(&mut stream, &mut events, TEXT).await;
+    last_gate.open();
     events.extend(stream.rest().await);
     assert_eq!(live_text(&events), TEXT);
     assert_complete(&without_live(events));

@@ -230,6 +230,9 @@ async fn a_document_of_a_url_is_kept_for_times_without_it() {
         .agent("worker", &table(&source, "[\"listPets\"]"))
         .spawn()
         .await;
+    // A document that comes late is fetched again.
+    app.get_until("/agents/worker", |got| got.json()["valid"] == true)
+        .await;
     assert_eq!(
         call_results(&app, &[("listPets", json!({}))]).await,
         ["found"]

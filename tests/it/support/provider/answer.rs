@@ -46,6 +46,8 @@ pub struct ScriptedAnswer {
     pub start_gate: Option<Gate>,
     /// The head and the first piece are sent, the rest only when this opens.
     pub resume_gate: Option<Gate>,
+    /// The last piece is sent only when this opens.
+    pub last_gate: Option<Gate>,
     /// Its text is a refusal, in the wire's own form.
     pub is_refusal: bool,
     /// The model's thinking before the answer.
@@ -161,6 +163,7 @@ impl ScriptedAnswer {
             headers: Vec::new(),
             start_gate: None,
             resume_gate: None,
+            last_gate: None,
             is_refusal: false,
             thought: None,
             ending: Ending::Whole,
@@ -256,6 +259,12 @@ impl ScriptedAnswer {
     /// Sends its head and first piece, and the rest when the gate opens.
     pub fn pausing_at(mut self, gate: &Gate) -> Self {
         self.resume_gate = Some(gate.clone());
+        self
+    }
+
+    /// Sends everything but its last piece, and that when the gate opens. Only of streams.
+    pub fn ending_at(mut self, gate: &Gate) -> Self {
+        self.last_gate = Some(gate.clone());
         self
     }
 

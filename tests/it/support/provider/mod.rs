@@ -417,7 +417,12 @@ fn steps(
     let mut steps: VecDeque<_> = pieces.by_ref().take(first).map(Step::Send).collect();
     steps.extend(answer.resume_gate.clone().map(Step::Wait));
     match answer.ending {
-        Ending::Whole => steps.extend(pieces.map(Step::Send)),
+        Ending::Whole => {
+            let last = pieces.next_back().map(Step::Send);
+            steps.extend(pieces.map(Step::Send));
+            steps.extend(answer.last_gate.clone().map(Step::Wait));
+            steps.extend(last);
+        }
         Ending::Cut => {
             let torn = pieces.next().unwrap_or_default();
             steps.push_back(Step::Send(torn.slice(..torn.len() / 2)));
