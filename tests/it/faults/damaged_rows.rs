@@ -64,6 +64,7 @@ async fn a_run_whose_steps_are_damaged_waits_until_it_is_cancelled() {
     suspended(&app, &bad).await;
     suspended(&app, &good).await;
     damage_steps(&app, bad.id());
+    // Nothing can be written before it has read its damaged steps.
     let retried = format!("{} is suspended, and resumed soon to try again", bad.id());
     app.daemon.wait_for_log(&retried).await;
     app.database().accept_entries();

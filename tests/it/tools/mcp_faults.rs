@@ -537,11 +537,15 @@ async fn a_run_fails_without_a_required_server() {
     assert_eq!(app.run("boss", "go").await.output(), "done");
     let last = app.provider.requests_for("boss").pop().expect("a request");
     assert!(last.tool_result_errors()[0] && last.tool_results()[0].contains("exit status: 7"));
-    let shown = app.get("/agents/a").await.json();
+    let shown = app.get("/agents/none").await.json();
     let server = &shown["mcp_servers"][0];
     assert_eq!(
-        (&server["required"], &server["timeout"]),
-        (&json!(true), &json!(60))
+        (
+            &server["required"],
+            &server["timeout"],
+            &server["open_timeout"]
+        ),
+        (&json!(true), &json!(60), &json!(10))
     );
 }
 

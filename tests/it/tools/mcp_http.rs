@@ -179,7 +179,9 @@ async fn a_redirect_does_not_leak_the_headers() {
 #[tokio::test]
 async fn an_http_server_that_is_down_is_named_with_the_reason() {
     let (_socket, address) = refusing_address();
-    let app = with_web(&format!("http://{address}/mcp")).spawn().await;
+    let app = with_web(&format!("http://{address}/mcp?key=s3cret-in-url"))
+        .spawn()
+        .await;
     let (why, is_error) = {
         app.provider
             .will("a", [calls([("web__plain", json!({}))]), says("done")]);
