@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
@@ -67,6 +68,14 @@ impl Runner {
     /// Like [`Runner::cancel`], for a caller that cannot wait. A cancellation that fails is logged.
     pub fn cancel_later(&self, id: RunId, reason: &str) {
         drop(self.spawn_cancel(id, Some(reason.to_owned())));
+    }
+
+    /// Performs this to its end, also if nobody waits for it any longer.
+    pub fn perform<T: Send + 'static>(
+        &self,
+        task: impl Future<Output = T> + Send + 'static,
+    ) -> JoinHandle<T> {
+        self.engine.tasks.spawn(task)
     }
 
     fn spawn_cancel(

@@ -7,7 +7,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::domain::run::{Run, RunId};
+use crate::engine::request::RunRequest;
 use crate::engine::runner::Runner;
+use crate::web::clients::start::{self, StartedRun};
+use crate::web::error::Problem;
 use crate::web::state::AppState;
 
 /// How long one look at the run waits, and the pause after one that found nothing new.
@@ -51,6 +54,27 @@ pub async fn wait_for_stop(runner: Runner, mut run: Arc<Run>, stops_for_client: 
 pub fn is_waiting(run: &Run) -> bool {
     let needs_client = !run.pending_inputs.is_empty() || run.waits_for_client();
     needs_client && run.waits_for_person()
+}
+
+/// Starts the run of a request that ends with it. A client that goes away during the start cancels the run as well, once it has
+/// started.
+pub async fn start(
+    state: &AppState,
+    request: RunRequest,
+    subscribes: bool,
+) -> Result<StartedRun, Problem> {
+    let owned = state.clone();
+    // In a task of its own, whose result is dropped with its guard if nobody takes it.
+    let start = state.runner.perform(async move {
+        let started = start::start_once(&owned, request, subscribes).await?;
+        let guard = CancelOnDrop::new(&owned, started.run.id);
+        Ok::<_, Problem>((started, guard))
+    });
+    let started = start.await;
+    let (started, mut guard) =
+        started.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
+    guard.disarm();
+    Ok(started)
 }
 
 /// Cancels the run when it is dropped before its end: the client has closed the request.

@@ -23,7 +23,7 @@ use crate::web::clients::ag_ui::stream::{AgUiRequest, AgUiStream, Stopped};
 use crate::web::clients::ag_ui::usage::Baseline;
 use crate::web::clients::call_id::CallRef;
 use crate::web::clients::results::{self, NewInput};
-use crate::web::clients::run_wait::{CancelOnDrop, is_waiting, wait_for_stop};
+use crate::web::clients::run_wait::{self, CancelOnDrop, is_waiting, wait_for_stop};
 use crate::web::clients::start::{self, StartedRun};
 use crate::web::clients::stop::{self, Stop};
 use crate::web::error::Problem;
@@ -99,9 +99,10 @@ pub async fn post(
                     },
                     trace,
                     provider_keys,
+                    stream: Some(true),
                     ..RunRequest::default()
                 };
-                let started = start::start(&state, run_request, true).await?;
+                let started = run_wait::start(&state, run_request, true).await?;
                 FoundRun {
                     run: started.run,
                     subscription: started.subscription,

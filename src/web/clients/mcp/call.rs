@@ -22,7 +22,7 @@ use crate::web::clients::mcp::protocol::Caller;
 use crate::web::clients::mcp::rpc::{RpcError, RpcRequest, problem_data};
 use crate::web::clients::mcp::server_info::complete;
 use crate::web::clients::mcp::{approvals, call_result, tasks, tools};
-use crate::web::clients::run_wait::CancelOnDrop;
+use crate::web::clients::run_wait::{self, CancelOnDrop};
 use crate::web::clients::start;
 use crate::web::error::{Problem, quote};
 use crate::web::extract::idempotency;
@@ -171,7 +171,7 @@ async fn start_run(
         claim,
         ..request
     };
-    let started = start::start_once(state, request, caller.progress_token.is_some()).await?;
+    let started = run_wait::start(state, request, caller.progress_token.is_some()).await?;
     Ok(CalledRun {
         run: started.run,
         events: started.subscription,
